@@ -35,67 +35,48 @@ from typing import TYPE_CHECKING
 
 from dilkit.lazy import lazy_names
 
-_HOMES = {
-    "Comm": "transports.base",
-    "CommError": "transports.errors",
-    "CommTimeout": "transports.errors",
-    "ExchangePlan": "plan.exchange_plan",
-    "Fault": "transports.threads",
-    "MPIComm": "transports.mpi.comm",
-    "PackedPlan": "packed.plan",
-    "PeerLost": "transports.errors",
-    "Pending": "transports.base",
-    "PlanMismatch": "transports.errors",
-    "RingDilatedAttention": "nn",
-    "Rows": "plan.traffic",
-    "TorchComm": "transports.torch_dist",
-    "copy_from_rank": "collectives",
-    "exchange_plan": "plan.exchange_plan",
-    "load_shard": "shards",
-    "packed_cuts": "packed.shares",
-    "positions": "shards",
-    "ring_dilated_attention": "attention",
-    "ring_dilated_attention_varlen": "packed.attention",
-    "roll": "labels",
-    "run_threads": "transports.threads",
-    "shard": "shards",
-    "shard_cuts": "cuts",
-    "share_sequences": "packed.shares",
-    "sum_by_sequence": "labels",
-    "sum_over_ranks": "collectives",
-    "unshard": "shards",
+_NAMES = {
+    "attention": "ring_dilated_attention",
+    "collectives": "copy_from_rank sum_over_ranks",
+    "cuts": "shard_cuts",
+    "labels": "roll sum_by_sequence",
+    "nn": "RingDilatedAttention",
+    "packed.attention": "ring_dilated_attention_varlen",
+    "packed.plan": "PackedPlan",
+    "packed.shares": "packed_cuts share_sequences",
+    "plan.exchange_plan": "ExchangePlan exchange_plan",
+    "plan.traffic": "Rows",
+    "shards": "load_shard positions shard unshard",
+    "transports.base": "Comm Pending",
+    "transports.errors": "CommError CommTimeout PeerLost PlanMismatch",
+    "transports.mpi.comm": "MPIComm",
+    "transports.threads": "Fault run_threads",
+    "transports.torch_dist": "TorchComm",
 }
 
-__all__ = [*_HOMES]
+__all__ = sorted(" ".join(_NAMES.values()).split())
 
 if TYPE_CHECKING:
     from dilkit.comm.attention import ring_dilated_attention as ring_dilated_attention
-    from dilkit.comm.collectives import copy_from_rank as copy_from_rank
-    from dilkit.comm.collectives import sum_over_ranks as sum_over_ranks
+    from dilkit.comm.collectives import copy_from_rank as copy_from_rank, sum_over_ranks as sum_over_ranks
     from dilkit.comm.cuts import shard_cuts as shard_cuts
-    from dilkit.comm.labels import roll as roll
-    from dilkit.comm.labels import sum_by_sequence as sum_by_sequence
+    from dilkit.comm.labels import roll as roll, sum_by_sequence as sum_by_sequence
     from dilkit.comm.nn import RingDilatedAttention as RingDilatedAttention
     from dilkit.comm.packed.attention import ring_dilated_attention_varlen as ring_dilated_attention_varlen
     from dilkit.comm.packed.plan import PackedPlan as PackedPlan
-    from dilkit.comm.packed.shares import packed_cuts as packed_cuts
-    from dilkit.comm.packed.shares import share_sequences as share_sequences
-    from dilkit.comm.plan.exchange_plan import ExchangePlan as ExchangePlan
-    from dilkit.comm.plan.exchange_plan import exchange_plan as exchange_plan
+    from dilkit.comm.packed.shares import packed_cuts as packed_cuts, share_sequences as share_sequences
+    from dilkit.comm.plan.exchange_plan import ExchangePlan as ExchangePlan, exchange_plan as exchange_plan
     from dilkit.comm.plan.traffic import Rows as Rows
-    from dilkit.comm.shards import load_shard as load_shard
-    from dilkit.comm.shards import positions as positions
-    from dilkit.comm.shards import shard as shard
-    from dilkit.comm.shards import unshard as unshard
-    from dilkit.comm.transports.base import Comm as Comm
-    from dilkit.comm.transports.base import Pending as Pending
-    from dilkit.comm.transports.errors import CommError as CommError
-    from dilkit.comm.transports.errors import CommTimeout as CommTimeout
-    from dilkit.comm.transports.errors import PeerLost as PeerLost
-    from dilkit.comm.transports.errors import PlanMismatch as PlanMismatch
+    from dilkit.comm.shards import load_shard as load_shard, positions as positions, shard as shard, unshard as unshard
+    from dilkit.comm.transports.base import Comm as Comm, Pending as Pending
+    from dilkit.comm.transports.errors import (
+        CommError as CommError,
+        CommTimeout as CommTimeout,
+        PeerLost as PeerLost,
+        PlanMismatch as PlanMismatch,
+    )
     from dilkit.comm.transports.mpi.comm import MPIComm as MPIComm
-    from dilkit.comm.transports.threads import Fault as Fault
-    from dilkit.comm.transports.threads import run_threads as run_threads
+    from dilkit.comm.transports.threads import Fault as Fault, run_threads as run_threads
     from dilkit.comm.transports.torch_dist import TorchComm as TorchComm
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__, _NAMES)

@@ -15,7 +15,7 @@ _ERROR, _STEP = "error", "step"
 
 
 def agree_on(
-    comm: Comm, facts: Callable[[], dict[str, Any]], may_differ: tuple[str, ...] = (), step: str = ""
+    comm: Comm, facts: Callable[[], dict[str, Any]], step: str, may_differ: tuple[str, ...] = ()
 ) -> list[dict[str, Any]]:
     """The facts of all ranks, by rank, of which only those named in `may_differ` differ. Ranks may share one dict.
 
@@ -38,7 +38,7 @@ def agree_on(
     if records.count(record) == len(records):  # as in nearly every call
         return [_read(record, 0, step)] * len(records)
     all_facts = [_read(other, rank, step) for rank, other in enumerate(records)]
-    _compare_steps([other[_STEP] for other in all_facts], step)
+    _compare(_STEP, [other[_STEP] for other in all_facts], step)
     if failed := [rank for rank, other in enumerate(all_facts) if _ERROR in other]:
         raise PlanMismatch(f"{step}: on rank {failed[0]}: {all_facts[failed[0]][_ERROR]}", failed, step)
     for rank, other in enumerate(all_facts):
@@ -64,27 +64,17 @@ def _unreadable(rank: int, step: str) -> PlanMismatch:
     return PlanMismatch(f"{step}: the facts of rank {rank} cannot be read; do all ranks run the same version?", [rank], step)
 
 
-def _compare_steps(steps: list[Any], step: str) -> None:
-    common = max(steps, key=steps.count)
-    if odd := [rank for rank, other in enumerate(steps) if other != common]:
-        verb = "is" if len(odd) == 1 else "are"
-        raise PlanMismatch(
-            f"{step}: {ranks_text(odd)} {verb} at {steps[odd[0]]!r}, the others at {common!r}; all ranks must make the same "
-            "calls in the same order",
-            odd,
-            step,
-        )
-
-
 def _compare(name: str, values: list[Any], step: str) -> None:
     common = max(values, key=values.count)
     if odd := [rank for rank, value in enumerate(values) if [value] != [common]]:  # in lists NaN equals itself, as json reads it
-        verb = "has" if len(odd) == 1 else "have"
-        raise PlanMismatch(
-            f"{step}: {ranks_text(odd)} {verb} {name}={values[odd[0]]!r}, the others {common!r}; all ranks must pass the same",
-            odd,
-            step,
-        )
+        value, several = values[odd[0]], len(odd) > 1
+        if name == _STEP:
+            what = f"{'are' if several else 'is'} at {value!r}, the others at {common!r}"
+            way_out = "all ranks must make the same calls in the same order"
+        else:
+            what = f"{'have' if several else 'has'} {name}={value!r}, the others {common!r}"
+            way_out = "all ranks must pass the same"
+        raise PlanMismatch(f"{step}: {ranks_text(odd)} {what}; {way_out}", odd, step)
 
 
 def _short(value: str) -> str:

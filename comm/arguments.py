@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from dilkit.bias.base import Bias
 from dilkit.checks import boolean, not_distributed, one_of, probability, real
 from dilkit.comm.plan.exchange_plan import KEEPS, SCHEDULES
-from dilkit.comm.reorder import order_fingerprint
+from dilkit.comm.reorder import fingerprint
 from dilkit.comm.scores import bias_fingerprint, check_rank_bias
 from dilkit.inputs import Inputs
 from dilkit.op import boundary
@@ -69,7 +70,7 @@ class Arguments:
         double = any(x.dtype == torch.float64 for x in self.inputs[:3])
         return torch.float64 if double else torch.get_autocast_dtype(device)
 
-    @property
+    @cached_property
     def options(self) -> CallOptions:
         """The options of the whole call but for its bias, with the backends asked for here, by `use_backend` or the environment.
 
@@ -152,7 +153,7 @@ class Arguments:
             schedule=self.schedule,
             fuse_branches=self.fuse_branches,
             keep=self.keep,
-            order="; ".join(map(order_fingerprint, self.orders)),
+            order="; ".join(map(fingerprint, self.orders)),
             return_lse=self.return_lse,
         )
 

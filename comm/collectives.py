@@ -112,7 +112,6 @@ def _agree(tensors: Iterable[Tensor], comm: Comm, what: str, **more: int) -> lis
 
 
 def _listed(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """The tensors. Raises TypeError or ValueError for what can hold no sum or copy of its own."""
     if isinstance(tensors, Tensor) or not isinstance(tensors, Iterable):
         raise TypeError(f"tensors is a {type(tensors).__name__}; a list of floating-point tensors is needed")
     listed = list(tensors)

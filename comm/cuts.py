@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from math import lcm
 
-from dilkit.checks import integer
+from dilkit.checks import check_type, integer
 from dilkit.pattern import Pattern
 
 MOST_RANKS = 2**20
@@ -48,8 +48,7 @@ def shard_cuts(seq: int, world_size: int, pattern: Pattern | None = None) -> tup
         (0, 336, 672, 1000)
     """
     seq, world_size = integer("seq", seq, at_least=0), integer("world_size", world_size, at_least=1)
-    if pattern is not None and not isinstance(pattern, Pattern):
-        raise TypeError(f"pattern={pattern!r} is a {type(pattern).__name__}; a dilkit.Pattern is needed")
+    check_type("pattern", pattern, (Pattern, type(None)), "a dilkit.Pattern is needed")
     if world_size > MOST_RANKS:
         raise ValueError(f"world_size={world_size} must be at most {MOST_RANKS:,}")
     if seq < world_size:

@@ -52,7 +52,7 @@ def roll(
         return row_facts | dict(fill=fill, cu_seqlens="" if cu_seqlens is None else str(cu_seqlens.tolist()))
 
     check_comm(comm)
-    ranks = agree_on(comm, facts, ("rows",), "arguments of roll")
+    ranks = agree_on(comm, facts, "arguments of roll", ("rows",))
     cuts = list(accumulate((fact["rows"] for fact in ranks), initial=0))
     if cu_seqlens is not None:
         checked_longest(cu_seqlens, cuts[-1])
@@ -92,7 +92,7 @@ def sum_by_sequence(x: Tensor, comm: Comm, cu_seqlens: Tensor) -> Tensor:
         return dict(rows=len(x), dtype=str(x.dtype), device=x.device.type, cu_seqlens=str(cu_seqlens.tolist()))
 
     check_comm(comm)
-    counts = [fact["rows"] for fact in agree_on(comm, facts, ("rows",), "arguments of sum_by_sequence")]
+    counts = [fact["rows"] for fact in agree_on(comm, facts, "arguments of sum_by_sequence", ("rows",))]
     checked_longest(cu_seqlens, sum(counts))
     rows = sum(counts[: comm.rank]) + torch.arange(len(x), device=x.device)
     sums = torch.zeros(len(cu_seqlens) - 1, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
@@ -102,7 +102,6 @@ def sum_by_sequence(x: Tensor, comm: Comm, cu_seqlens: Tensor) -> Tensor:
 
 
 def _exchanged(rows: Tensor, comm: Comm, cuts: list[int], shift: int) -> Tensor:
-    """This rank's rows `(rows, width)` of the whole rolled by `shift`."""
     seq, first = cuts[-1], cuts[comm.rank]
     if not seq:
         return rows.clone()
@@ -117,5 +116,4 @@ def _exchanged(rows: Tensor, comm: Comm, cuts: list[int], shift: int) -> Tensor:
 
 
 def _sources(start: int, stop: int, shift: int, seq: int) -> Tensor:
-    """Which rows of the whole the rows `start .. stop - 1` of the result are."""
     return (torch.arange(start, stop) - shift) % seq

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dilkit.bias.base import Bias
-from dilkit.checks import boolean, one_of, real
+from dilkit.checks import boolean, check_type, one_of, real
 from dilkit.comm.attention import ring_dilated_attention
 from dilkit.comm.plan.exchange_plan import KEEPS, SCHEDULES
 from dilkit.comm.shards import positions
@@ -62,8 +62,7 @@ class RingDilatedAttention(BiasedModule):
         keep: str = "rows",
     ) -> None:
         super().__init__()
-        if not isinstance(pattern, Pattern):
-            raise TypeError(f"pattern={pattern!r} is a {type(pattern).__name__}; a dilkit.Pattern is needed")
+        check_type("pattern", pattern, Pattern, "a dilkit.Pattern is needed")
         check_comm(comm)
         one_of("schedule", schedule, SCHEDULES)
         one_of("keep", keep, KEEPS)

@@ -1,16 +1,15 @@
-"""What the integrations of the core ask of a process group (`dilkit.integrations.ranks.OverRanks`), an entry point."""
+"""What the integrations of the core ask of a process group (`dilkit.integrations.ranks.over_ranks`), an entry point."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from dilkit.comm import agreement
+from dilkit.comm.agreement import agree_on as agree_on
 from dilkit.comm.attention import ring_dilated_attention
-from dilkit.comm.collectives import copy_from_rank as copy_from_rank
-from dilkit.comm.collectives import sum_over_ranks as sum_over_ranks
+from dilkit.comm.collectives import copy_from_rank as copy_from_rank, sum_over_ranks as sum_over_ranks
 from dilkit.comm.cuts import shard_cuts as shard_cuts
 from dilkit.comm.nn import RingDilatedAttention
 from dilkit.comm.packed.attention import ring_dilated_attention_varlen
@@ -46,10 +45,3 @@ def transport(group: Any) -> Comm:
     from dilkit.comm.transports.torch_dist import TorchComm
 
     return TorchComm(group)
-
-
-def agree_on(
-    comm: Comm, facts: Callable[[], dict[str, Any]], step: str, may_differ: tuple[str, ...] = ()
-) -> list[dict[str, Any]]:
-    """The facts of all ranks. Raise on all where `facts` raises on one, or where they differ in one not in `may_differ`."""
-    return agreement.agree_on(comm, facts, may_differ, step)

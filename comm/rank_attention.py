@@ -15,8 +15,7 @@ from dilkit.bias.form import LoweredBias
 from dilkit.comm.agreement import agree_on
 from dilkit.comm.arguments import MAY_DIFFER, STEP, Arguments, asked_on_any_rank
 from dilkit.comm.passes.attention_op import AttentionOp
-from dilkit.comm.passes.autograd import AttentionOverRanks
-from dilkit.comm.passes.context import PassContext
+from dilkit.comm.passes.autograd import AttentionOverRanks, PassContext
 from dilkit.comm.plan.exchange_plan import exchange_plan
 from dilkit.comm.reorder import Reordering, reorder_inputs, reorder_positions, restore_outputs
 from dilkit.comm.scores import rank_bias
@@ -24,14 +23,14 @@ from dilkit.comm.transports.base import Comm
 from dilkit.inputs import Inputs
 from dilkit.op.call_options import flat
 from dilkit.op.scores import Scores
-from dilkit.orders.attention import nothing, sink_by_head
-from dilkit.orders.heads import check_orders, first_head, head_patterns, used_orders
+from dilkit.orders.attention import each_head
+from dilkit.orders.heads import check_orders, first_head, used_orders
 from dilkit.pattern import Pattern
 
 
 def agreed(arguments: Arguments, comm: Comm) -> RankAttention:
     """The attention of this rank, once all ranks have compared their arguments. Raises what they raise, on every rank."""
-    every_rank = agree_on(comm, arguments.facts, MAY_DIFFER, STEP) if comm.size > 1 else [arguments.facts()]
+    every_rank = agree_on(comm, arguments.facts, STEP, MAY_DIFFER) if comm.size > 1 else [arguments.facts()]
     cuts = tuple(accumulate((facts["rows"] for facts in every_rank), initial=0))
     if not arguments.is_causal:
         arguments.pattern.check_tokens(cuts[-1])
@@ -50,16 +49,11 @@ class RankAttention:
     gradients: str
     """The inputs of which gradients are asked for on any rank."""
 
-    @property
-    def rows(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value in the dtype to compute in."""
-        query, key, value, *_ = self.arguments.inputs
-        dtype = self.arguments.dtype
-        return query.to(dtype), key.to(dtype), value.to(dtype)
-
     def compute(self) -> tuple[Tensor, Tensor]:
         """`(out, lse)` along the token orders of the call, if it has any; `lse` is then empty unless it is returned."""
-        call, rows, mask = self.arguments, self.rows, self.arguments.inputs.key_padding_mask
+        call, dtype = self.arguments, self.arguments.dtype
+        query, key, value, mask, *_ = call.inputs
+        rows = query.to(dtype), key.to(dtype), value.to(dtype)
         bias = self.bias(rows, call.bias)
         if call.order is not None:
             check_orders(call.orders, self.cuts[-1], rows[1].shape[2], call.pattern, call.is_causal)
@@ -82,9 +76,8 @@ class RankAttention:
     def context(self, inputs: Inputs, pattern: Pattern) -> PassContext:
         """Return what the passes need besides tensors. Raises ValueError for what no exchange plan serves."""
         call, query, heads = self.arguments, inputs.query, (inputs.query.shape[2], inputs.key.shape[2])
-        names = "is_causal", "schedule", "fuse_branches", "keep"
-        options: dict[str, Any] = {name: getattr(call, name) for name in names}
-        plan = exchange_plan(pattern, self.cuts, *heads, **options)
+        options: dict[str, Any] = dict(is_causal=call.is_causal, schedule=call.schedule)
+        plan = exchange_plan(pattern, self.cuts, *heads, **options, fuse_branches=call.fuse_branches, keep=call.keep)
         plan.check_dropout(call.dropout_p)
         shard = pattern.head_shard
         head = 0 if shard is None else shard[0] * (heads[0] // heads[1])
@@ -98,7 +91,10 @@ class RankAttention:
         orders, first = used_orders(call.orders, first_head(pattern), rows[1].shape[2])
         reordering = Reordering(self.comm, orders, self.cuts, first, rows[1].shape[2])
         moved, masks = reorder_inputs(reordering, list(rows), mask)
-        biases = _in_order(reordering, bias)
+        biases: list[LoweredBias | None] = [None] * reordering.kv_heads
+        if bias is not None and bias.positions is not None:
+            form, positions = replace(bias.form, placed=True), reorder_positions(reordering, bias.positions)
+            biases = [LoweredBias(form, bias.weights, moved_positions) for moved_positions in positions]
         if len(orders) == 1 or (mask is None and bias is None):
             query, key, value = moved
             out, lse = self.attend(Inputs(query, key, value, masks[0], sink=sink, bias=biases[0]), pattern)
@@ -117,19 +113,10 @@ class RankAttention:
         Backward, autograd visits the heads last to first, the same on all ranks, as it does with nodes that are ready alike.
         """
         kv_heads = rows[1].shape[2]
-        patterns = head_patterns(self.arguments.pattern, rows[0].shape[2], kv_heads)
-        split, sinks = (x.tensor_split(kv_heads, 2) for x in rows), sink_by_head(self.arguments.inputs.sink, kv_heads)
-        head_biases = [Scores(bias).of_part(head, kv_heads).bias for head, bias in enumerate(biases)]
-        results = [
-            nothing(q, sink) if one_pattern is None else self.attend(Inputs(q, k, v, mask, sink=sink, bias=bias), one_pattern)
-            for q, k, v, mask, one_pattern, sink, bias in zip(*split, masks, patterns, sinks, head_biases, strict=True)
-        ]
-        return torch.cat([out for out, _ in results], 2), torch.cat([lse for _, lse in results], 1)
 
+        def attend_head(head: int, part: tuple[Tensor, ...], pattern: Pattern, sink: Tensor | None) -> tuple[Tensor, Tensor]:
+            query, key, value = part
+            bias = Scores(biases[head]).of_part(head, kv_heads).bias
+            return self.attend(Inputs(query, key, value, masks[head], sink=sink, bias=bias), pattern)
 
-def _in_order(reordering: Reordering, bias: LoweredBias | None) -> list[LoweredBias | None]:
-    """The bias of a rank's rows along the order of each key/value head."""
-    if bias is None or bias.positions is None:
-        return [None] * reordering.kv_heads
-    form = replace(bias.form, placed=True)
-    return [LoweredBias(form, bias.weights, moved) for moved in reorder_positions(reordering, bias.positions)]
+        return each_head(attend_head, rows, self.arguments.pattern, self.arguments.inputs.sink)

@@ -110,12 +110,10 @@ class Reordering:
 
 
 def _pack(parts: list[Tensor], rows: Tensor) -> Tensor:
-    """Rows `rows` of tensors `(batch, n, ...)`, side by side as bytes."""
     return pack_columns(*(x.index_select(1, rows).transpose(0, 1).reshape(len(rows), _width(x)) for x in parts))
 
 
 def _unpack(table: Tensor, like: list[Tensor]) -> list[Tensor]:
-    """What `_pack` packed of tensors like these."""
     columns = unpack_columns(table, *((_width(x), x.dtype) for x in like))
     shapes = [(x.shape[1], x.shape[0], *x.shape[2:]) for x in like]
     return [column.view(shape).transpose(0, 1).contiguous() for column, shape in zip(columns, shapes, strict=True)]
@@ -183,16 +181,12 @@ def restore_outputs(reordering: Reordering, *results: Tensor) -> list[Tensor]:
     return list(moved)
 
 
-def order_fingerprint(order: TokenOrder) -> str:
-    """What ranks compare to know that they have the same order: what it is made from, or a digest of its permutation."""
-    if order.text is not None:
-        return order.text
-    return f"{order!r} {sha256(order.perm.tobytes()).hexdigest()[:32]}"
-
-
 def fingerprint(order: TokenOrder | None) -> str:
-    """`order_fingerprint`, empty where there is no order. Raises TypeError for what is none."""
+    """What ranks compare to know that they have the same order: what it is made from, or a digest of its permutation.
+
+    Empty where there is no order. Raises TypeError for what is none.
+    """
     if order is None:
         return ""
     check_order(order)
-    return order_fingerprint(order)
+    return order.text or f"{order!r} {sha256(order.perm.tobytes()).hexdigest()[:32]}"

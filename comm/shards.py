@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,8 @@ from torch import Tensor
 from dilkit.checks import not_distributed
 from dilkit.comm.agreement import agree_on
 from dilkit.comm.cuts import shard_cuts
-from dilkit.comm.operators.positions import positions_of
+from dilkit.comm.operators.positions import first_row, positions_of
 from dilkit.comm.reorder import fingerprint
-from dilkit.comm.row_positions import first_row
 from dilkit.comm.token_files import mapped_tokens
 from dilkit.comm.transports.base import Comm, check_comm
 from dilkit.compiler import not_compiled
@@ -46,7 +44,7 @@ def shard(x: Tensor, comm: Comm, pattern: Pattern | None = None, dim: int = 1, o
     """
     check_comm(comm)
     check_tensor(x, dim)
-    start, stop = _bounds(shard_cuts(x.shape[dim], comm.size, pattern), comm.rank)
+    start, stop = shard_cuts(x.shape[dim], comm.size, pattern)[comm.rank : comm.rank + 2]
     if order is not None:
         check_order(order)
         check_tokens(x, dim, order)
@@ -82,7 +80,7 @@ def unshard(x: Tensor, comm: Comm, dim: int = 1, order: TokenOrder | None = None
         )
 
     check_comm(comm)
-    counts = [fact["rows"] for fact in agree_on(comm, facts, ("rows",), "arguments of unshard")]
+    counts = [fact["rows"] for fact in agree_on(comm, facts, "arguments of unshard", ("rows",))]
     if order is not None and sum(counts) != len(order):
         raise wrong_length(f"the shards have {sum(counts)} tokens", sum(counts), order)
     x = x.detach().movedim(dim, 0)
@@ -115,7 +113,7 @@ def load_shard(
     """
     check_comm(comm)
     tokens = mapped_tokens(path, dtype)
-    start, stop = _bounds(shard_cuts(len(tokens), comm.size, pattern), comm.rank)
+    start, stop = shard_cuts(len(tokens), comm.size, pattern)[comm.rank : comm.rank + 2]
     rows: Any = slice(start, stop)
     if order is not None:
         check_order(order)
@@ -170,7 +168,6 @@ _first_row = not_compiled(first_row)
 
 
 def _part(order: TokenOrder, start: int, stop: int) -> Tensor:
-    """The row-major positions of the tokens `start .. stop - 1` of an order, int64."""
     return torch.from_numpy(order.perm[start:stop].astype(np.int64))
 
 
@@ -182,8 +179,3 @@ def check_tensor(x: Tensor, dim: int) -> None:
     if x.layout is not torch.strided or x.is_nested:
         raise TypeError(f"x has layout {x.layout}; a plain tensor, torch.strided, is needed (x.to_dense())")
     check_dim(x, dim)
-
-
-def _bounds(cuts: Sequence[int], rank: int) -> tuple[int, int]:
-    """Where a rank's shard begins and ends."""
-    return cuts[rank], cuts[rank + 1]

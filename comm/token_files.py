@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from dilkit.checks import check_type
 from dilkit.files import check_regular
 
 _NPY = b"\x93NUMPY"
-"""What `.npy` files begin with."""
 _HEADER_LOCK = threading.Lock()
 """Held while numpy parses a header: in Python 3.11 two threads that parse at once can end in a SystemError (recursion depth)."""
 _MALFORMED = (
@@ -25,8 +25,7 @@ _MALFORMED = (
 
 def mapped_tokens(path: str | Path, dtype: Any) -> Any:
     """The tokens in a file, `(seq, ...)`. Raises TypeError or ValueError for a path, a file or a dtype that does not fit."""
-    if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(f"path={path!r} is a {type(path).__name__}; a path is needed")
+    check_type("path", path, (str, os.PathLike), "a path is needed")
     path = Path(path)
     check_regular(path, path.stat(), most=sys.maxsize)
     is_npy = path.suffix == ".npy"
@@ -38,7 +37,6 @@ def mapped_tokens(path: str | Path, dtype: Any) -> Any:
 
 
 def _mapped_npy(path: Path) -> Any:
-    """The array in an `.npy` file, all of it."""
     try:
         with _HEADER_LOCK, np.errstate(over="ignore"):  # a size that overflows is refused as one that the file does not have
             tokens: Any = np.lib.format.open_memmap(path, mode="r")
@@ -54,7 +52,6 @@ def _mapped_npy(path: Path) -> Any:
 
 
 def _mapped_numbers(path: Path, dtype: Any) -> Any:
-    """The numbers in a raw file."""
     try:
         numbers: Any = np.dtype(dtype)
     except (TypeError, ValueError) as error:
@@ -70,6 +67,5 @@ def _mapped_numbers(path: Path, dtype: Any) -> Any:
 
 
 def _check_numbers(path: Path, dtype: Any, shape: tuple[Any, ...]) -> None:
-    """Raise ValueError unless an array of this dtype and shape is one of tokens that torch can hold."""
     if not shape or dtype.kind not in "biufc" or dtype.itemsize > (16 if dtype.kind == "c" else 8):
         raise ValueError(f"path={str(path)!r} holds {dtype} of shape {shape}; numbers (seq, ...) are needed")

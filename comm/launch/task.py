@@ -27,7 +27,6 @@ TIMEOUT = 60.0
 TASK, FOUND = "task", "found"
 R = TypeVar("R")
 Start = Callable[..., Job]
-"""What starts a job, with the arguments of `processes.start`."""
 
 
 def run(kind: str, size: int, task: Callable[[Comm], R], *, threads: int = 1, limit: float = 120.0, start: Start = start) -> R:

@@ -15,13 +15,11 @@ from torch._library.fake_impl import allocate_size
 from dilkit.comm.arguments import Arguments
 from dilkit.comm.operators.order import below_autograd, in_order
 from dilkit.comm.passes.attention_op import QKVRows
-from dilkit.comm.passes.autograd import Saved, backward_pass, forward_pass, gradient_of_sink
-from dilkit.comm.passes.context import UNKNOWN
+from dilkit.comm.passes.autograd import UNKNOWN, Saved, backward_pass, forward_pass, gradient_of_sink
 from dilkit.comm.passes.differentiation import differentiable_once
 from dilkit.comm.plan.traffic import GRADIENTS
 from dilkit.comm.rank_attention import RankAttention, agreed
-from dilkit.comm.transports.base import Comm
-from dilkit.comm.transports.handles import transport_of
+from dilkit.comm.transports.base import Comm, transport_of
 from dilkit.inputs import Inputs
 from dilkit.op import boundary, operators
 from dilkit.op.autocast import without_autocast
@@ -39,7 +37,6 @@ _FORMAT = "3"
 disk and finds them again by such constants."""
 _LITERALS = (bool, int, float, str)
 _OPTIONS = "is_causal", "backend", "schedule", "fuse_branches", "return_lse", "keep"
-"""The arguments that are written down as they were given."""
 
 library.define(
     "attention_over_ranks(Tensor query, Tensor key, Tensor value, Tensor? key_padding_mask, Tensor? sink, float? scale, "
@@ -203,8 +200,6 @@ def _fake_backward(dout: Any, dlse: Any, query: Tensor, key: Tensor, value: Tens
 
 
 class _Differentiable(torch.autograd.Function):
-    """The forward operator with its gradient."""
-
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
         with torch._C._AutoDispatchBelowAutograd():
@@ -219,8 +214,8 @@ class _Differentiable(torch.autograd.Function):
     @differentiable_once
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: None) -> tuple[Any, ...]:
         of_sink = ctx.needs_input_grad[4]
-        *found, dsink = backward_op(dout, dlse, *ctx.saved_tensors, ctx.scale, ctx.dropout_p, ctx.call, of_sink, None)
-        gradients = [grad if needed else None for grad, needed in zip(found, ctx.needs_input_grad, strict=False)]
+        *computed, dsink = backward_op(dout, dlse, *ctx.saved_tensors, ctx.scale, ctx.dropout_p, ctx.call, of_sink, None)
+        gradients = [grad if needed else None for grad, needed in zip(computed, ctx.needs_input_grad, strict=False)]
         return *gradients, None, dsink if of_sink else None, None, None, None, None, None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -81,58 +80,44 @@ def ring_dilated_attention_varlen(
         check_cu_seqlens(cu_seqlens, query, query.shape[0])
         return dict(**own_facts, cu_seqlens=str(cu_seqlens.tolist()))
 
-    every_rank = agree_on(comm, facts, MAY_DIFFER, STEP) if comm.size > 1 else [facts()]
+    every_rank = agree_on(comm, facts, STEP, MAY_DIFFER) if comm.size > 1 else [facts()]
     cuts = tuple(accumulate((facts["rows"] for facts in every_rank), initial=0))
     checked_longest(cu_seqlens, cuts[-1])
     plan = PackedPlan(pattern, cuts, tuple(cu_seqlens.tolist()), query.shape[1], key.shape[1], is_causal, schedule, keep)
-    out, lse = PackedRankAttention(arguments(), comm, plan, asked_on_any_rank(every_rank)).attend()
+    out, lse = _attend(arguments(), comm, plan, asked_on_any_rank(every_rank))
     return (out, lse) if return_lse else out
 
 
-@dataclass(frozen=True)
-class PackedRankAttention:
-    """The attention of one rank, after all ranks agreed on their arguments."""
+def _attend(call: Arguments, comm: Comm, plan: PackedPlan, gradients: str) -> tuple[Tensor, Tensor]:
+    """`out` `(rows, heads, head_dim)` and `lse` `(heads, rows)` of this rank's rows, after all ranks agreed on their arguments.
 
-    arguments: Arguments
-    comm: Comm
-    plan: PackedPlan
-    gradients: str
+    Every rank takes part in what is exchanged for each sequence that is cut, in one order: with no rows if it has none.
+    """
+    rows, results = [x.to(call.dtype) for x in call.inputs[:3]], []
+    for sequence in plan.cut_sequences:
+        here = sequence.rows(comm.rank, plan.cuts[comm.rank])
+        attention = RankAttention(call, comm, sequence.plan.cuts, None, gradients)
+        query, key, value = (x[:, here] for x in rows)
+        bias = attention.bias((query, key, value), _bias(call, here))
+        inputs = Inputs(query, key, value, sink=call.inputs.sink, bias=bias)
+        results.append((here.start, *attention.attend(inputs, call.pattern)))
+    whole = plan.whole(comm.rank)
+    if whole.rows.start < whole.rows.stop:
+        results.append((whole.rows.start, *_whole(call, [x[0, whole.rows] for x in rows], whole)))
+    results.sort(key=lambda part: part[0])
+    return torch.cat([out for _, out, _ in results], 1).squeeze(0), torch.cat([lse for _, _, lse in results], 2).squeeze(0)
 
-    def attend(self) -> tuple[Tensor, Tensor]:
-        """`out` `(rows, heads, head_dim)` and `lse` `(heads, rows)` of this rank's rows.
 
-        Every rank takes part in what is exchanged for each sequence that is cut, in one order: with no rows if it has none.
-        """
-        call, rank = self.arguments, self.comm.rank
-        rows = [x.to(call.dtype) for x in call.inputs[:3]]
-        results = []
-        for sequence in self.plan.cut_sequences:
-            here = sequence.rows(rank, self.plan.cuts[rank])
-            attention = RankAttention(call, self.comm, sequence.plan.cuts, None, self.gradients)
-            query, key, value = (x[:, here] for x in rows)
-            bias = attention.bias((query, key, value), self._bias(here))
-            inputs = Inputs(query, key, value, sink=call.inputs.sink, bias=bias)
-            results.append((here.start, *attention.attend(inputs, call.pattern)))
-        whole = self.plan.whole(rank)
-        if whole.rows.start < whole.rows.stop:
-            results.append((whole.rows.start, *self._whole([x[0, whole.rows] for x in rows], whole)))
-        results.sort(key=lambda part: part[0])
-        return torch.cat([out for _, out, _ in results], 1).squeeze(0), torch.cat([lse for _, _, lse in results], 2).squeeze(0)
+def _bias(call: Arguments, rows: slice) -> Bias | None:
+    if call.bias is None:
+        return None
+    return call.bias.of_rows(torch.arange(rows.start, rows.stop, device=call.inputs.query.device))
 
-    def _bias(self, rows: slice) -> Bias | None:
-        """The bias of these rows of the rank."""
-        bias = self.arguments.bias
-        if bias is None:
-            return None
-        return bias.of_rows(torch.arange(rows.start, rows.stop, device=self.arguments.inputs.query.device))
 
-    def _whole(self, rows: Sequence[Tensor], sequences: WholeSequences) -> tuple[Tensor, Tensor]:
-        """`(out, lse)` of the sequences that no other rank has rows of, as a batch of one."""
-        call, first = self.arguments, sequences.starts[0]
-        starts = torch.tensor([start - first for start in sequences.starts], dtype=torch.int32, device=rows[0].device)
-        options: dict[str, Any] = dict(is_causal=call.is_causal, sink=call.inputs.sink, scale=call.scale, backend=call.backend)
-        options |= dict(bias=self._bias(sequences.rows), softcap=call.softcap)
-        query, key, value = rows
-        packed = query, key, value, call.pattern, starts, max(sequences.lengths)
-        out, lse = dilated_attention_varlen(*packed, **options, return_lse=True)
-        return out.unsqueeze(0), lse.unsqueeze(0)
+def _whole(call: Arguments, rows: Sequence[Tensor], sequences: WholeSequences) -> tuple[Tensor, Tensor]:
+    starts = torch.tensor(sequences.starts, dtype=torch.int32, device=rows[0].device) - sequences.starts[0]
+    options: dict[str, Any] = dict(is_causal=call.is_causal, sink=call.inputs.sink, scale=call.scale, backend=call.backend)
+    options |= dict(bias=_bias(call, sequences.rows), softcap=call.softcap, return_lse=True)
+    query, key, value = rows
+    out, lse = dilated_attention_varlen(query, key, value, call.pattern, starts, max(sequences.lengths), **options)
+    return out.unsqueeze(0), lse.unsqueeze(0)

@@ -104,7 +104,6 @@ class PackedPlan:
         return tuple(pieces)
 
     def _plan(self, cuts: tuple[int, ...]) -> ExchangePlan:
-        """That of one sequence."""
         options: dict[str, Any] = dict(is_causal=self.is_causal, schedule=self.schedule, keep=self.keep)
         return exchange_plan(self.pattern, cuts, self.heads, self.kv_heads, **options)
 

@@ -8,7 +8,7 @@ from heapq import heapify, heapreplace
 from itertools import accumulate
 from math import lcm
 
-from dilkit.checks import integer
+from dilkit.checks import check_type, integer
 from dilkit.comm.cuts import MOST_RANKS, MOST_UNEVEN, segment_lengths, shard_cuts
 from dilkit.pattern import Pattern
 
@@ -29,7 +29,10 @@ def share_sequences(
         >>> share_sequences([100, 7, 60, 0, 44], 2, Pattern([16, 64], [1, 4]), heads=8)
         ((0, 1), (2, 3, 4))
     """
-    work = _work(lengths, pattern, heads, is_causal)
+    check_type("pattern", pattern, Pattern, "a dilkit.Pattern is needed")
+    checked = _checked(lengths)
+    by_length = {n: pattern.flops(n, heads, 1, is_causal=is_causal) for n in {*checked}}
+    work = [by_length[n] for n in checked]
     size = integer("world_size", world_size, at_least=1)
     if size > MOST_RANKS:
         raise ValueError(f"world_size={size} must be at most {MOST_RANKS:,}")
@@ -56,8 +59,7 @@ def packed_cuts(lengths: Sequence[int], world_size: int, pattern: Pattern | None
         (0, 335, 665, 1000)
     """
     starts = tuple(accumulate(_checked(lengths), initial=0))
-    if pattern is not None and not isinstance(pattern, Pattern):
-        raise TypeError(f"pattern={pattern!r} is a {type(pattern).__name__}; a dilkit.Pattern is needed")
+    check_type("pattern", pattern, (Pattern, type(None)), "a dilkit.Pattern is needed")
     even = shard_cuts(starts[-1], world_size)
     slack = int((MOST_UNEVEN - 1) / 2 * starts[-1] / world_size)  # at each end of a shard
     segments = segment_lengths(pattern)
@@ -72,15 +74,6 @@ def _nearest(cut: int, starts: tuple[int, ...], segments: Sequence[int], slack: 
     places = [min(starts[after - 1 : after + 1], key=lambda start: abs(start - cut))]
     places += [first + round((cut - first) / step) * step for step in reversed(steps)]
     return next((place for place in places if abs(place - cut) <= slack), cut)
-
-
-def _work(lengths: Sequence[int], pattern: Pattern, heads: int, is_causal: bool) -> list[int]:
-    """Of each sequence."""
-    if not isinstance(pattern, Pattern):
-        raise TypeError(f"pattern={pattern!r} is a {type(pattern).__name__}; a dilkit.Pattern is needed")
-    checked = _checked(lengths)
-    known = {n: pattern.flops(n, heads, 1, is_causal=is_causal) for n in {*checked}}
-    return [known[n] for n in checked]
 
 
 def _checked(lengths: Sequence[int]) -> list[int]:

@@ -20,7 +20,6 @@ from dilkit.inputs import Inputs
 from dilkit.op.free_memory import give_memory_back
 
 Receive = Callable[[], QKVRows]
-"""A function that waits for rows under way."""
 
 
 def all_to_all_forward(
@@ -55,8 +54,6 @@ def _send_results(
 
 def merge_results(rounds: tuple[IndexTables, ...], results: list[Pending], out: Tensor, lse: Tensor) -> None:
     """Merge results into `out` `(batch, seq, heads, head_dim)` and `lse` `(batch, seq, heads)`, both contiguous."""
-    if not rounds:
-        return
     columns, (rows, by_round) = ((out.shape[-1], out.dtype), (1, lse.dtype)), joined([tables.results for tables in rounds])
 
     def parts() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -118,13 +115,11 @@ class AllToAllBackward:
             add_rows(by_role[role], rows, self._sum(role))
 
     def _send(self, tables: IndexTables) -> Pending:
-        """Send gradients of results to who computes with them."""
         dout, out, lse = self.results
         columns = [_packed(x, sum(tables.sent["q"]), tables.packed["qq"]) for x in (dout, out, lse[..., None])]
         return self.comm.exchange(pack_columns(*columns), tables.sent["q"], tables.received["q"], "results and their gradients")
 
     def _gradients_anew(self, tables: IndexTables, inputs: Inputs, bias: RankBias | None) -> Pending:
-        """Send the rows of a round again, and their gradients back."""
         receive = send_rows(self.comm, tables, inputs, bias)
         self.under_way.append(self._send(tables))
         return self._gradients(tables, receive(), bias)
@@ -189,7 +184,6 @@ def send_rows(comm: Comm, tables: IndexTables, inputs: Inputs, bias: RankBias | 
 
 
 def _packed(x: Tensor, rows: int, slices: Slices) -> Tensor:
-    """Rows of `x` `(batch, seq, heads, width)` as messages have them, `(rows, width)`."""
     message = x.new_empty(rows, x.shape[-1])
     _write(message, slices, x)
     return message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -38,11 +38,6 @@ class QKVRows(NamedTuple):
     query_positions: Tensor | None = None
     key_positions: Tensor | None = None
 
-    @property
-    def without_values(self) -> QKVRows:
-        """The same, with values that are 0."""
-        return self._replace(values=self.values.new_zeros(()).expand(self.values.shape))
-
 
 @dataclass(frozen=True)
 class AttentionOp:
@@ -55,11 +50,6 @@ class AttentionOp:
     options: CallOptions
     seed: Tensor | None = None
     first_head: int = 0
-
-    @property
-    def without_dropout(self) -> AttentionOp:
-        """The same with every weight."""
-        return replace(self, options=self.options._replace(dropout_p=0.0), seed=None)
 
     def call(self, inputs: Inputs, pattern: Pattern, is_causal: bool, places: NDArray[np.int64]) -> tuple[Inputs, CallOptions]:
         """Return a call of a part of the whole.

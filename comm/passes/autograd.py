@@ -16,7 +16,7 @@ backward pass; they go there and their gradients back before the local gradients
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -24,13 +24,15 @@ from torch import Tensor
 
 from dilkit.comm.agreement import agree_on
 from dilkit.comm.passes.all_to_all import AllToAllBackward, all_to_all_forward, merge_results, send_rows
-from dilkit.comm.passes.attention_op import QKVRows, merge_rows
-from dilkit.comm.passes.context import UNKNOWN, PassContext
+from dilkit.comm.passes.attention_op import AttentionOp, QKVRows, merge_rows
 from dilkit.comm.passes.differentiation import differentiable_once
+from dilkit.comm.passes.index_tables import IndexTables, index_tables
 from dilkit.comm.passes.local_attention import local_backward, local_forward
 from dilkit.comm.passes.rank_bias import RankBias
 from dilkit.comm.passes.ring import ring_backward, ring_forward
 from dilkit.comm.passes.row_index import add_rows
+from dilkit.comm.plan.exchange_plan import ExchangePlan
+from dilkit.comm.transports.base import Comm
 from dilkit.comm.transports.errors import PlanMismatch, ranks_text
 from dilkit.inputs import Inputs
 from dilkit.op import boundary
@@ -39,7 +41,41 @@ from dilkit.op.call_options import unflat
 from dilkit.op.schema import GRADIENTS, TENSORS
 from dilkit.op.scores import check_bias
 from dilkit.op.through_lse import through_lse
-from dilkit.op.zero_keys import add_zero_keys, check_sink, sink_gradient
+from dilkit.op.zero_keys import ZeroKeys, add_zero_keys, check_sink, sink_gradient, zero_keys_of
+from dilkit.plan import cached
+
+UNKNOWN = 0
+"""When the forward pass of compiled code began."""
+
+
+@dataclass(frozen=True)
+class PassContext:
+    """One call of attention over ranks, as this rank sees it."""
+
+    op: AttentionOp
+    comm: Comm
+    plan: ExchangePlan
+    batch: int
+    device: torch.device
+    gradients: str
+    """Of which inputs a rank asks for gradients: "qkv" or a part of it, the same on all ranks."""
+    began: int
+    """The transport's `exchanges` when the forward pass began, by which the backward pass knows its call."""
+
+    @property
+    def rounds(self) -> tuple[IndexTables, ...]:
+        """This rank's index tables, for each round in which rows travel by all-to-all."""
+        of_rank, options = (self.plan, self.comm.rank, self.batch, self.device), self.op.options
+        facts = self.gradients, options.dropout_p > 0, options.bias is not None
+        return tuple([index_tables(*of_rank, branches, *facts) for branches in self.plan.rounds])
+
+    def zero_keys(self, query: Tensor) -> ZeroKeys | None:
+        """The keys that segments are padded with, as this rank's rows see them; None where there are none."""
+        plan = self.plan
+        if plan.pattern.tail == "exact" or plan.is_causal:
+            return None
+        facts, rows = (plan.pattern, plan.seq, plan.heads, plan.kv_heads), plan.positions(self.comm.rank)
+        return cached(("zero keys", facts, rows, query.dtype, query.device), zero_keys_of, *facts, query, rows)
 
 
 class Saved(NamedTuple):
@@ -142,12 +178,13 @@ def _forward(context: PassContext, inputs: Inputs) -> tuple[Tensor, Tensor, QKVR
     op, plan, comm, rounds = context.op, context.plan, context.comm, context.rounds
     bias = None if inputs.bias is None else RankBias.of(inputs.bias)
     first = [send_rows(comm, tables, inputs, bias) for tables in rounds[:1]]
-    out, lse = local_forward(op, context.ranges, plan.is_causal, inputs, bias)
-    held, results = all_to_all_forward(op, comm, rounds, first, inputs, bias)
-    for branch in context.ring_branches:
-        for rows, partial_results in ring_forward(op, comm, plan, branch, inputs, bias):
+    out, lse = local_forward(op, plan.local_ranges(comm.rank), plan.is_causal, inputs, bias)
+    held, results = all_to_all_forward(op, comm, rounds, first, inputs, bias) if rounds else (None, [])
+    for ring in plan.rings:
+        for rows, partial_results in ring_forward(op, comm, plan, ring, inputs, bias):
             merge_rows(out, lse, rows, [(torch.arange(len(rows), device=rows.device), *partial_results)])
-    merge_results(rounds, results, out, lse)
+    if rounds:
+        merge_results(rounds, results, out, lse)
     zero_keys = context.zero_keys(inputs.query)
     if zero_keys is not None or inputs.sink is not None:
         add_zero_keys(out, lse.transpose(1, 2), zero_keys, inputs.sink)
@@ -167,12 +204,12 @@ def _backward(
     under_way = AllToAllBackward(op, comm, context.rounds, dout, out, lse, held is not None)
     if held is None:
         under_way.compute_anew(inputs, of_others)
-    grads = local_backward(op, context.ranges, plan.is_causal, dout, inputs, bias, out, lse)
+    grads = local_backward(op, plan.local_ranges(comm.rank), plan.is_causal, dout, inputs, bias, out, lse)
     if held is not None:
         under_way.compute(held, of_others)
-    for branch in context.ring_branches:
+    for ring in plan.rings:
         for (queries, dquery), (keys, dkey, dvalue) in ring_backward(
-            op, comm, plan, branch, inputs, bias, dout, out, lse, context.gradients
+            op, comm, plan, ring, inputs, bias, dout, out, lse, context.gradients
         ):
             for grad, rows, more in zip(grads, (queries, keys, keys), (dquery, dkey, dvalue), strict=True):
                 add_rows(grad, rows, more)
@@ -185,9 +222,10 @@ def _through_lse(
     context: PassContext, dlse: Tensor | None, inputs: Inputs, lse: Tensor, held: QKVRows | None
 ) -> tuple[Tensor, ...]:
     """Gradients of query, key and weights through `lse`, `dlse` `(batch, heads, seq)`. Dropout leaves `lse` as it is."""
-    context = replace(context, op=context.op.without_dropout)
+    op = context.op
+    context = replace(context, op=replace(op, options=op.options._replace(dropout_p=0.0), seed=None))
     inputs = inputs._replace(value=inputs.value.new_zeros(()).expand(inputs.value.shape))
-    held = None if held is None else held.without_values
+    held = None if held is None else held._replace(values=held.values.new_zeros(()).expand(held.values.shape))
 
     def backward(dout: Tensor, out: Tensor) -> tuple[Tensor, ...]:
         dquery, dkey, _, dweights = _backward(context, dout, inputs, out, lse, held)
@@ -216,7 +254,7 @@ def agree_on_call(context: PassContext, lse_in_loss: bool) -> bool:
     if context.comm.size == 1:
         return lse_in_loss
     facts: dict[str, Any] = {CALL: context.began, LSE: lse_in_loss}
-    every_rank = agree_on(context.comm, lambda: facts, (CALL, LSE), STEP)
+    every_rank = agree_on(context.comm, lambda: facts, STEP, (CALL, LSE))
     known = {rank: of_rank[CALL] for rank, of_rank in enumerate(every_rank) if of_rank[CALL] != UNKNOWN}
     calls = list(known.values())
     if odd := [rank for rank, call in known.items() if call != max(calls, key=calls.count)]:

@@ -7,7 +7,7 @@ these batch by batch, run by run of `BranchExchange.message`, head by head, in s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
@@ -42,7 +42,6 @@ class IndexTables:
     results: Returned
     """Results that return for the queries, in messages "q", branch by branch."""
     gradients: dict[str, Returned]
-    """Gradients that return, by role, branch by branch."""
     stacks: tuple[ProblemStack, ...]
     returned: str
     """The roles of which gradients are asked for, which are those of the messages that return them."""
@@ -55,20 +54,6 @@ class IndexTables:
         returns = (self.results, *self.gradients.values())
         slices = [rows for some in (*self.packed.values(), *(slices for _, slices in returns)) for _, rows in some]
         return sum(x.nbytes for x in (*(rows for rows, _ in returns), *slices)) + sum(stack.nbytes for stack in self.stacks)
-
-    def to(self, device: torch.device) -> IndexTables:
-        """Return the same for rows on `device`."""
-
-        def moved(slices: Slices) -> Slices:
-            return [(span, rows.to(device)) for span, rows in slices]
-
-        return replace(
-            self,
-            packed={roles: moved(slices) for roles, slices in self.packed.items()},
-            results=(self.results[0].to(device), moved(self.results[1])),
-            gradients={role: (rows.to(device), moved(slices)) for role, (rows, slices) in self.gradients.items()},
-            stacks=tuple(stack.to(device) for stack in self.stacks),
-        )
 
 
 def index_tables(
@@ -88,15 +73,19 @@ def index_tables(
     """
     branches = tuple(range(len(plan.routes))) if branches is None else branches
     in_slots = not dropout and any(isinstance(plan.exchanges[b], BlockExchange) for b in branches)
-    facts = plan, rank, batch, branches, gradients, in_slots, apart
-    if device.type == HOST.type:
-        return core_plan.cached(("exchange tables", *facts), _index_tables, *facts)
-    on_host = (plan, rank, batch, HOST, branches, gradients, dropout, apart)
-    return core_plan.cached(("exchange tables", *facts, device), lambda: index_tables(*on_host).to(device))
+    facts = plan, rank, batch, device, branches, gradients, in_slots, apart
+    return core_plan.cached(("exchange tables", *facts), _index_tables, *facts)
 
 
 def _index_tables(
-    plan: ExchangePlan, rank: int, batch: int, branches: tuple[int, ...], gradients: str, in_slots: bool, apart: bool
+    plan: ExchangePlan,
+    rank: int,
+    batch: int,
+    device: torch.device,
+    branches: tuple[int, ...],
+    gradients: str,
+    in_slots: bool,
+    apart: bool,
 ) -> IndexTables:
     exchanges = [exchange for b in branches if rank in (exchange := plan.exchanges[b]).held and plan.routes[b].kind != "ring"]
     exchanges.sort(key=lambda exchange: isinstance(exchange, SegmentExchange))  # gradients of a bias are summed up in this order
@@ -111,7 +100,7 @@ def _index_tables(
         parts = []
         for (branch, peer), message in sorted(outgoing.items()):
             if some := message[role != "q"]:
-                rows = own_row_numbers(plan, rank, by_head(branch, some), role, batch)
+                rows = own_row_numbers(plan, rank, by_head(branch, some), role, batch).to(device)
                 start = sent_starts[roles][role, branch, peer]
                 parts.append((slice(start, start + len(rows)), rows))
         return parts
@@ -121,14 +110,15 @@ def _index_tables(
     most_rows = stack_rows(batch * len(plan.positions(rank)) * plan.heads) if plan.fuse_branches else 0
     problems = [one for exchange in exchanges for one in (exchange.in_slots(rank) if in_slots else exchange.problems(rank))]
     problems.sort(key=lambda problem: problem.slot > 1)
+    stacks = stack_problems(problems, _received_runs(incoming, received_starts), batch, most_rows, apart)
     edges = pairwise([*received_starts["qkv"].values(), sum(received["qkv"])])
     return IndexTables(
         sent,
         received,
         packed,
-        _returned(packed["qq"]),
-        {role: _returned(slices(role, gradients)) for role in gradients},
-        tuple(stack_problems(problems, _received_runs(incoming, received_starts), batch, most_rows, apart)),
+        _returned(packed["qq"], device),
+        {role: _returned(slices(role, gradients), device) for role in gradients},
+        tuple(stack.to(device) for stack in stacks),
         gradients,
         [slice(*ends) for (role, _, _), ends in zip(received_starts["qkv"], edges, strict=True) if role in gradients],
     )
@@ -157,8 +147,8 @@ def _layouts(
     return counts, starts
 
 
-def _returned(slices: Slices) -> Returned:
-    every = torch.cat([rows for _, rows in slices]) if slices else torch.empty(0, dtype=torch.int64, device="cpu")
+def _returned(slices: Slices, device: torch.device) -> Returned:
+    every = torch.cat([torch.empty(0, dtype=torch.int64, device=device), *(rows for _, rows in slices)])
     distinct = torch.unique(every)
     return distinct, [(span, torch.searchsorted(distinct, rows)) for span, rows in slices]
 
@@ -173,7 +163,6 @@ def joined(tables: Sequence[Returned]) -> tuple[Tensor, list[Slices]]:
 
 
 def _received_runs(incoming: dict[tuple[int, int], Message], starts: dict[str, Starts]) -> RunsByRole:
-    """Return the places of rows in what this rank receives, for each kind of message."""
     runs_by_role: RunsByRole = {name: {} for name in ("q", "k", "v", "qq", "kk")}
     for (branch, rank), message in incoming.items():
         totals = message_rows(message)

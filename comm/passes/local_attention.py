@@ -25,23 +25,22 @@ def local_forward(
     bias: RankBias | None,
 ) -> tuple[Tensor, Tensor]:
     """`out` like `query`, contiguous, and `lse` `(batch, seq, heads)`; 0 and -inf where nothing is seen within the shard."""
-    out, lse, query = None, None, inputs.query
+    query, results = inputs.query, None
     for local in ranges:
         rows = slice(*local[:2])
-        part_out, found_lse = attend(*_call(op, local, is_causal, inputs, bias))
-        found_lse = found_lse.transpose(1, 2).contiguous()
-        if out is None and part_out.shape == query.shape:
-            out, lse = part_out, found_lse
+        part_out, part_lse = attend(*_call(op, local, is_causal, inputs, bias))
+        part_lse = part_lse.transpose(1, 2).contiguous()
+        if results is None and part_out.shape == query.shape:
+            results = part_out, part_lse
         else:
-            out, lse = _no_results(query) if out is None or lse is None else (out, lse)
-            _merge(out[:, rows], lse[:, rows], part_out, found_lse)
-    return _no_results(query) if out is None or lse is None else (out, lse)
+            results = results or _no_results(query)
+            _merge(results[0][:, rows], results[1][:, rows], part_out, part_lse)
+    return results or _no_results(query)
 
 
 def _call(
     op: AttentionOp, local: LocalRange, is_causal: bool, inputs: Inputs, bias: RankBias | None
 ) -> tuple[Inputs, CallOptions]:
-    """Return the call of the rows of a range."""
     start, stop, pattern, position = local
     query, key, value, mask, *_ = inputs
     rows = slice(start, stop)
@@ -52,7 +51,6 @@ def _call(
 
 
 def _no_results(query: Tensor) -> tuple[Tensor, Tensor]:
-    """The results of queries that see no key."""
     lse = query.new_full(query.shape[:3], -math.inf, dtype=lse_dtype(query.dtype))
     return query.new_zeros(query.shape), lse
 

@@ -102,13 +102,14 @@ def stack_problems(
         at_once = max(1, most_rows // (rows * width * max(batch, 1)))
         for start in range(0, len(tiles), at_once):
             some = tiles[start : start + at_once]
-            places = np.array([(number, *_place(tile)) for number in range(batch) for tile in some], np.int64).reshape(-1, 5)
+            first_ones = [(tile.queries[0], tile.keys[0]) for tile in some]
+            ends = [(query.rows.head.first, query.start, key.start, query.stride) for query, key in first_ones]
+            places = np.array([(number, *place) for number in range(batch) for place in ends], np.int64).reshape(-1, 5)
             first_head, tensors = some[0].queries[0].rows.head.first, _index_tensors(some, runs, rows, width, batch, whole)
             yield ProblemStack(pattern, rows, width, first_head, is_causal, places, *tensors)
 
 
 def _tiles(problem: SmallProblem) -> Iterator[tuple[tuple[int, int], SmallProblem]]:
-    """Yield the parts of a problem that are computed, with the numbers of their first query and key."""
     if problem.slot > 1:
         yield (0, 0), problem
         return
@@ -129,16 +130,9 @@ def _least_pattern(queries: int, keys: int, is_causal: bool) -> Pattern:
     return Pattern.of(GlobalTokens(keys, "read") if keys < queries else GlobalTokens(queries))
 
 
-def _place(tile: SmallProblem) -> tuple[int, int, int, int]:
-    """The first query head, the positions of the first query and of the first key, and the step from row to row."""
-    query, key = tile.queries[0], tile.keys[0]
-    return query.rows.head.first, query.start, key.start, query.stride
-
-
 def _index_tensors(
     tiles: Sequence[SmallProblem], runs: RunsByRole, rows: int, width: int, batch: int, whole: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """The tensors of a stack in the order of its fields."""
     queries, keys, slot = [tile.queries for tile in tiles], [tile.keys for tile in tiles], tiles[0].slot
     numbers: dict[tuple[int, bool], Tensor] = {}  # one tensor for roles whose rows lie alike
 

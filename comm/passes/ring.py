@@ -34,17 +34,16 @@ from dilkit.pattern import Pattern
 SHARE = 0.25
 """Part of the pattern cache that the stacks of all ring branches of a plan may take; larger ones are made hop by hop."""
 NUMBER_BYTES = 8
-"""Bytes of a row number."""
 
 
 def ring_forward(
-    op: AttentionOp, comm: Comm, plan: ExchangePlan, branch: int, inputs: Inputs, bias: RankBias | None
+    op: AttentionOp, comm: Comm, plan: ExchangePlan, ring: SegmentExchange, inputs: Inputs, bias: RankBias | None
 ) -> list[tuple[Tensor, PartialResults]]:
     """Return what this rank's queries see through a branch: `(rows, results)` for each of its segments."""
     query = inputs.query
-    segments, hops = ring_segments(plan, branch, comm.rank, len(query), query.device, bias is not None)
+    segments = ring_segments(plan, ring, comm.rank, len(query), query.device, bias is not None)
     partials = [no_results(len(one.queries), query.shape[-1], query) for one in segments]
-    for hop, blocks in _rotate(comm, segments, hops, inputs, bias):
+    for hop, blocks in _rotate(comm, segments, ring.hops + 1, inputs, bias):
         for segment, results, rows in zip(segments, partials, blocks, strict=True):
             if rows is not None:
                 for stack in segment.stacks_at(hop):
@@ -53,7 +52,7 @@ def ring_forward(
 
 
 def ring_backward(
-    op: AttentionOp, comm: Comm, plan: ExchangePlan, branch: int, inputs: Inputs, bias: RankBias | None,
+    op: AttentionOp, comm: Comm, plan: ExchangePlan, ring: SegmentExchange, inputs: Inputs, bias: RankBias | None,
     dout: Tensor, out: Tensor, lse: Tensor, gradients: str,
 ) -> list[tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]]:  # fmt: skip
     """Return gradients through a branch; `dout` and `out` like `query`, `lse` `(batch, seq, heads)` of this rank's rows.
@@ -63,7 +62,7 @@ def ring_backward(
     added to its own.
     """
     query, d = inputs.query, inputs.query.shape[-1]
-    segments, hops = ring_segments(plan, branch, comm.rank, len(query), query.device, bias is not None)
+    segments = ring_segments(plan, ring, comm.rank, len(query), query.device, bias is not None)
     roles = gradients.replace("q", "")
     like = inputs.key.new_empty(0, len(roles) * d)
     results = [
@@ -85,8 +84,16 @@ def ring_backward(
             grads[stack.keys[keys]] += torch.cat([dkey[:, :0], *(dict(k=dkey, v=dvalue)[role] for role in roles)], dim=1)
         return grads
 
-    returning: tuple[list[int], Callable[[], list[Tensor]]] | None = None
-    for hop, blocks in _rotate(comm, segments, hops, inputs, bias):
+    returning: list[tuple[list[int], Callable[[], list[Tensor]]]] = []
+
+    def add_returned() -> None:
+        """Wait for what other ranks computed for the blocks of this rank, and add it."""
+        for expected, receive in returning:
+            for number, grads in zip(expected, receive(), strict=True):
+                add_block(number, grads)
+        returning.clear()
+
+    for hop, blocks in _rotate(comm, segments, ring.hops + 1, inputs, bias):
         sends = []
         for number, (segment, rows) in enumerate(zip(segments, blocks, strict=True)):
             if rows is not None:
@@ -95,26 +102,17 @@ def ring_backward(
                     add_block(number, grads)
                 else:
                     sends.append((segment.neighbour(-hop), grads.to(like.dtype)))
-        _add_returned(returning, add_block)
-        returning = None
+        add_returned()
         if hop:
             expected = [number for number, one in enumerate(segments) if one.reaches(hop)]
             receives = [(segments[number].neighbour(hop), len(segments[number].keys)) for number in expected]
-            returning = expected, _transfer(comm, sends, receives, like, f"gradients of keys and values, hop {hop}")
-    _add_returned(returning, add_block)
+            transfer = _transfer(comm, sends, receives, like, f"gradients of keys and values, hop {hop}")
+            returning.append((expected, transfer))
+    add_returned()
     return [
         ((one.queries, dquery), (one.keys, own["k"], own["v"]))
         for one, dquery, own in zip(segments, dqueries, own_blocks, strict=True)
     ]
-
-
-def _add_returned(
-    returning: tuple[list[int], Callable[[], list[Tensor]]] | None, add_block: Callable[[int, Tensor], None]
-) -> None:
-    """Wait for what other ranks computed for the blocks of this rank, and add it."""
-    if returning is not None:
-        for number, grads in zip(returning[0], returning[1](), strict=True):
-            add_block(number, grads)
 
 
 def _rotate(
@@ -184,7 +182,7 @@ class RingSegment:
     """One segment of a ring branch, seen from the rank that holds the shard `line`.
 
     All that the rank computes with is made once: it depends on plan, rank, batch and device alone. `by_head`: no stack has
-    problems of different heads. `keeps_stacks`: the stacks of all hops are kept; else they are made hop by hop.
+    problems of different heads.
     """
 
     plan: ExchangePlan
@@ -193,17 +191,11 @@ class RingSegment:
     batch: int
     device: torch.device = HOST
     by_head: bool = False
-    keeps_stacks: bool = False
 
     @cached_property
     def lines(self) -> range:
         """The lines of the ranks that hold the segment."""
         return self.exchange.shards.lines_around(self.line)
-
-    @property
-    def hops(self) -> int:
-        """Hops of the branch, that of a rank's own block among them: the same for all ranks."""
-        return self.exchange.hops + 1
 
     def neighbour_line(self, distance: int) -> int:
         """Return the line `distance` after this one, round the segment."""
@@ -224,10 +216,6 @@ class RingSegment:
         shards, line = self.exchange.shards, self.neighbour_line(distance)
         return [rows for head in range(len(shards.heads)) if (rows := shards.rows_of(self.exchange.number, line, head))]
 
-    def key_rows(self, distance: int) -> int:
-        """Return how many rows of keys that rank holds."""
-        return self.batch * int(self.exchange.shards.key_rows[self.neighbour_line(distance)])
-
     @cached_property
     def queries(self) -> Tensor:
         """The rows of queries that this rank holds, as `(batch * seq * heads)` numbers."""
@@ -242,12 +230,13 @@ class RingSegment:
     def sends(self) -> tuple[bool, ...]:
         """For each hop, True if the next rank needs the block that this one computes with."""
         causal, ranks = self.exchange.is_causal, len(self.lines)
-        return tuple(self.reaches(1) if causal else hop + 1 < ranks for hop in range(self.hops))
+        return tuple(self.reaches(1) if causal else hop + 1 < ranks for hop in range(self.exchange.hops + 1))
 
     @cached_property
     def receives(self) -> tuple[int | None, ...]:
         """For each hop, the rows of keys in the block that arrives after it; None where none arrives."""
-        return tuple(self.key_rows(-hop) if self.reaches(-hop) else None for hop in range(1, self.hops + 1))
+        shards, hops = self.exchange.shards, range(1, self.exchange.hops + 2)
+        return tuple(self.batch * int(shards.key_rows[self.neighbour_line(-hop)]) if self.reaches(-hop) else None for hop in hops)
 
     def stacks_at(self, hop: int) -> Iterable[ProblemStack]:
         """Return the problems of a hop, kept or made anew."""
@@ -256,7 +245,7 @@ class RingSegment:
     @cached_property
     def stacks(self) -> tuple[tuple[ProblemStack, ...], ...]:
         """The stacks of each hop."""
-        return tuple(tuple(self.make_stacks(hop)) if self.reaches(-hop) else () for hop in range(self.hops))
+        return tuple(tuple(self.make_stacks(hop)) if self.reaches(-hop) else () for hop in range(self.exchange.hops + 1))
 
     def make_stacks(self, hop: int) -> Iterator[ProblemStack]:
         """Yield the problems of a hop: own queries with the keys of the rank `hop` before."""
@@ -269,6 +258,12 @@ class RingSegment:
         runs = {"q": query_runs, "qq": query_runs, "k": key_runs, "v": key_runs, "kk": key_runs}
         most_rows = stack_rows(self.batch * len(self.plan.positions(self.neighbour(0))) * self.plan.heads)
         return (stack.to(self.device) for stack in stack_problems(problems, runs, self.batch, most_rows, self.by_head))
+
+    @cached_property
+    def keeps_stacks(self) -> bool:
+        """True if the stacks of all hops are kept; else they are made hop by hop."""
+        segments = len(self.exchange.shards.lines_of[self.neighbour(0)])
+        return len(self.plan.rings) * segments * self.stack_bytes <= SHARE * cache_bytes()
 
     @property
     def stack_bytes(self) -> int:
@@ -291,32 +286,11 @@ def _runs(widths: Iterable[tuple[HeadRows, int]]) -> RunsByRows:
 
 
 def ring_segments(
-    plan: ExchangePlan, branch: int, rank: int, batch: int, device: torch.device = HOST, by_head: bool = False
-) -> tuple[list[RingSegment], int]:
-    """Return the segments of a ring branch that a rank holds rows of, and the hops that all ranks take part in.
-
-    Segments are made once and kept in the cache of patterns.
-    """
-    exchange = plan.exchanges[branch]
-    assert isinstance(exchange, SegmentExchange)
-    lines, facts = exchange.shards.lines_of.get(rank, ()), (plan, branch, batch, device, by_head)
-    cached = [
-        core_plan.cached(("ring segment", *facts, line), _ring_segment, exchange, line, len(lines), *facts) for line in lines
+    plan: ExchangePlan, ring: SegmentExchange, rank: int, batch: int, device: torch.device = HOST, by_head: bool = False
+) -> list[RingSegment]:
+    """Return the segments of a ring branch that a rank holds rows of. They are kept in the cache of patterns."""
+    facts, options = (plan, ring.number, batch, device, by_head), (batch, device, by_head)
+    return [
+        core_plan.cached(("ring segment", *facts, line), RingSegment, plan, ring, line, *options)
+        for line in ring.shards.lines_of.get(rank, ())
     ]
-    return cached, exchange.hops + 1
-
-
-def _ring_segment(
-    exchange: SegmentExchange,
-    line: int,
-    segments: int,
-    plan: ExchangePlan,
-    branch: int,
-    batch: int,
-    device: torch.device,
-    by_head: bool,
-) -> RingSegment:
-    segment = RingSegment(plan, exchange, line, batch, device, by_head)
-    rings = sum(route.kind == "ring" for route in plan.routes)
-    segment.keeps_stacks = rings * segments * segment.stack_bytes <= SHARE * cache_bytes()
-    return segment

@@ -14,7 +14,6 @@ from dilkit.comm.plan.exchange_plan import ExchangePlan
 from dilkit.comm.plan.messages import HeadRows
 
 HOST = torch.device("cpu")
-"""The device on which row numbers are made."""
 RowRun = tuple[int, int, int, int, int]
 """`(start, step, count, width, batch_step)`: see `dilkit.comm.passes._rows.expand_runs`."""
 _FEWEST, _BLOCKS = 1024, 16
@@ -39,30 +38,19 @@ def own_row_numbers(plan: ExchangePlan, rank: int, rows: Iterable[HeadRows], rol
     return row_numbers(runs, batch)
 
 
-def row_table(x: Tensor) -> tuple[Tensor, int, int]:
-    """`x` `(batch, seq, heads, d)` as rows `(n, d)`, with the steps of seq and batch in rows.
+def collect_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """Copies of the rows of `x` `(batch, seq, heads, d)` by their numbers in `(batch * seq * heads)`: `(len(rows), d)`.
 
-    A view where heads lie next to each other, as in views of a joint projection, else a copy.
+    They are read where they lie if heads lie next to each other, as in views of a joint projection.
     """
     batch, seq, heads, d = x.shape
     by_batch, by_row, by_head, by_number = x.stride()
-    if heads == 1:
-        by_head = d
-    in_rows = by_number == 1 and by_head == d and by_row % d == 0 and (batch == 1 or by_batch % d == 0)
-    if x.numel() == 0 or not in_rows:
-        return x.reshape(-1, d), heads, seq * heads
+    if x.is_contiguous() or by_number != 1 or (by_head != d and heads > 1) or by_row % d or (batch > 1 and by_batch % d):
+        return x.reshape(-1, d).index_select(0, rows)
     span = ((batch - 1) * by_batch + (seq - 1) * by_row) // d + heads
-    return x.as_strided((span, d), (d, 1)), by_row // d, by_batch // d
-
-
-def collect_rows(x: Tensor, rows: Tensor) -> Tensor:
-    """Copies of the rows of `x` `(batch, seq, heads, d)` by their numbers in `(batch * seq * heads)`: `(len(rows), d)`."""
-    table, by_row, by_batch = row_table(x)
-    _, seq, heads, _ = x.shape
-    if (by_row, by_batch) != (heads, seq * heads):
-        position = rows // heads
-        rows = rows % heads + position % seq * by_row + position // seq * by_batch
-    return table.index_select(0, rows)
+    position = rows // heads
+    places = rows % heads + position % seq * (by_row // d) + position // seq * (by_batch // d)
+    return x.as_strided((span, d), (d, 1)).index_select(0, places)
 
 
 def add_rows(x: Tensor, rows: Tensor, more: Tensor) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,18 +56,6 @@ class Route:
     group_size: int
 
 
-def rows_by_rank(messages: Iterable[Sent], world_size: int) -> Counts:
-    """Return the rows of queries and of keys that each rank sends, receives and computes with, its own among the last."""
-    counts = np.zeros((2, 3, world_size), np.int64)
-    for source, target, *by_role in messages:
-        for (sent, received, computed), rows in zip(counts, by_role, strict=True):
-            away = rows * (source != target)
-            np.add.at(sent, source, away)
-            np.add.at(received, target, away)
-            np.add.at(computed, target, rows)
-    return counts[0], counts[1]
-
-
 @dataclass(frozen=True, eq=False)
 class BranchExchange(ABC):
     """The messages and small problems of `branch`, which is that of `number`.
@@ -75,16 +63,13 @@ class BranchExchange(ABC):
     Rank t holds the rows `cuts[t] .. cuts[t + 1] - 1`; several hold some.
     """
 
+    kind: ClassVar[str]
+    """The kind of its route, where rows are sent at all."""
     number: int
     branch: Branch
     cuts: tuple[int, ...]
     heads: tuple[ServedHead, ...]
     is_causal: bool
-
-    @property
-    @abstractmethod
-    def kind(self) -> str:
-        """The kind of its route, where rows are sent at all."""
 
     @abstractmethod
     def local(self, rank: int) -> LocalBranch | None:
@@ -120,8 +105,15 @@ class BranchExchange(ABC):
 
     @cached_property
     def counts(self) -> Counts:
-        """The rows of all messages, by rank."""
-        return rows_by_rank(self.messages(), self.world_size)
+        """The rows of all messages, by rank; its own are among those that a rank computes with."""
+        counts = np.zeros((2, 3, self.world_size), np.int64)
+        for source, target, *by_role in self.messages():
+            for (sent, received, computed), rows in zip(counts, by_role, strict=True):
+                away = rows * (source != target)
+                np.add.at(sent, source, away)
+                np.add.at(received, target, away)
+                np.add.at(computed, target, rows)
+        return counts[0], counts[1]
 
     @property
     def route(self) -> Route:

@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 
 from dilkit import plan as core_plan
-from dilkit.checks import boolean, integer, one_of
+from dilkit.checks import boolean, check_type, integer, one_of
 from dilkit.comm.cuts import checked_cuts
 from dilkit.comm.plan.exchange import BranchExchange, Pairs, Route
 from dilkit.comm.plan.kinds.blocks import BlockExchange
@@ -95,8 +95,7 @@ class ExchangePlan:
         boolean("is_causal", self.is_causal)
         boolean("fuse_branches", self.fuse_branches)
         integer("heads", self.heads, at_least=1)
-        if not isinstance(self.pattern, Pattern):
-            raise TypeError(f"pattern={self.pattern!r} is a {type(self.pattern).__name__}; a dilkit.Pattern is needed")
+        check_type("pattern", self.pattern, Pattern, "a dilkit.Pattern is needed")
         self.pattern.check_heads(self.heads, integer("kv_heads", self.kv_heads))
         self.pattern.check_seq(self.seq)
         self._check_countable(Rows(1, "float16"))
@@ -109,7 +108,6 @@ class ExchangePlan:
             )
 
     def _check_countable(self, rows: Rows) -> None:
-        """Raise ValueError where a rank's bytes would not fit into 64 bits: they are counted in int64."""
         if self.seq * self.heads * rows.batch * 8 * (rows.row_bytes + rows.lse_bytes) >= 2**63:
             raise ValueError(
                 f"seq={self.seq:,}: with heads={self.heads}, batch={rows.batch} and rows of {rows.row_bytes} bytes, the bytes of "
@@ -117,7 +115,6 @@ class ExchangePlan:
             )
 
     def _check_strides(self) -> None:
-        """Raise ValueError for strides with more residue classes than can be counted one by one, each on all ranks."""
         strides = [forms[0].rate for forms in self.forms if isinstance(forms[0], Band) and is_stride(forms)]
         for stride in strides if self.world_size > 1 else ():
             counts = min(stride, self.seq) * self.world_size * self.kv_heads
@@ -129,7 +126,6 @@ class ExchangePlan:
                 )
 
     def _check_partial_results(self) -> None:
-        """Raise ValueError where a schedule that sums up partial results is ruled out."""
         if not self.fuse_branches:
             raise ValueError(
                 f"schedule={self.schedule!r} sums up what each rank finds, so that bits depend on the world size, which "
@@ -207,7 +203,6 @@ class ExchangePlan:
 
     @cached_property
     def _local_ranges(self) -> dict[int, tuple[LocalRange, ...]]:
-        """The ranges of the ranks that asked for theirs."""
         return {}
 
     def _ranges_of(self, rank: int) -> tuple[LocalRange, ...]:
@@ -222,6 +217,11 @@ class ExchangePlan:
             for (start, stop), some in branches.items()
             for every in [self.pattern.branches if self.is_joint else some]
         )
+
+    @cached_property
+    def rings(self) -> tuple[SegmentExchange, ...]:
+        """The branches with a ring schedule."""
+        return tuple(one for one in self.exchanges if isinstance(one, SegmentExchange) and one.route.kind == "ring")
 
     @cached_property
     def rounds(self) -> tuple[tuple[int, ...], ...]:
@@ -271,7 +271,6 @@ class ExchangePlan:
         return work | dict(total=work["local"] + work["moved"] + work["ring"])
 
     def _local_pairs(self, exchange: BranchExchange) -> Pairs:
-        """The pairs that each rank computes by itself."""
         pairs: dict[tuple[Branch | None, int], int] = {}
         total = np.zeros(self.world_size, object)
         for rank in range(self.world_size):
@@ -285,7 +284,6 @@ class ExchangePlan:
         return total
 
     def _exchanged_pairs(self, exchange: BranchExchange) -> Pairs:
-        """The pairs that each rank computes in small problems."""
         if not isinstance(exchange, SegmentExchange) or exchange.pattern_of is None:
             return exchange.pairs
         total = np.zeros(self.world_size, object)
@@ -357,7 +355,6 @@ class ExchangePlan:
 
     @property
     def _scatter_only(self) -> bool:
-        """True if a segment must be computed in one piece, by one rank for each head."""
         return self.is_joint or not self.fuse_branches
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dilkit.comm.plan.exchange import Route
 from dilkit.comm.plan.segments import SegmentExchange
 from dilkit.comm.plan.traffic import Rows
-from dilkit.pattern import Branch, DilatedSegment
+from dilkit.pattern import Branch
 from dilkit.pattern.lowering import Band, Form, Runs, Segments
 
 if TYPE_CHECKING:
@@ -26,45 +24,22 @@ ROUTE_TEXTS = {
 }
 
 
-@dataclass(frozen=True)
-class BranchFacts:
-    """The way a branch is computed over ranks. `branch` is None if all branches are joint: every row is moved then.
+def branch_facts(plan: ExchangePlan, rows: Rows) -> list[dict[str, Any]]:
+    """Return how each branch is computed over ranks, as plain data. `branch` is None if all are joint: every row is moved then.
 
     `kind` is the kind of the branch, of joint ones that of the segments they are moved in. What is no segment has the length of a
     window or block, or of the sequence, as its `segment_length`, and 1 or its rate or stride as its `dilation_rate`.
 
     `ranks` is the most ranks that hold one segment, `spread` how many segments are held by several ranks. `rows_moved` counts
-    the rows that leave a rank in a forward pass, over all ranks, for a batch of 1. `busiest` says for each route that "auto"
-    considers, by its group size, how many rows the busiest rank sends or receives in a forward pass. Bytes are those of the rank
-    that sends most.
+    the rows that leave a rank in a forward pass, over all ranks, for a batch of 1. `busiest` holds for each route that "auto"
+    considers, by its group size as text, how many rows the busiest rank sends or receives in a forward pass. Bytes are those of
+    the rank that sends most.
     """
-
-    branch: int | None
-    segment_length: int
-    dilation_rate: int
-    route: str
-    group_size: int
-    ranks: int
-    segments: int
-    spread: int
-    rows_moved: int
-    forward_bytes: int
-    backward_bytes: int
-    busiest: dict[int, int]
-    kind: str = DilatedSegment.kind
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data; the keys of `busiest` as texts."""
-        return {**asdict(self), "busiest": {str(size): rows for size, rows in self.busiest.items()}}
+    return [_facts(plan, branch, rows) for branch in range(len(plan.routes))]
 
 
-def branch_facts(plan: ExchangePlan, rows: Rows) -> list[BranchFacts]:
-    """The facts of all branches."""
-    return [_facts(plan, branch, route, rows) for branch, route in enumerate(plan.routes)]
-
-
-def _facts(plan: ExchangePlan, branch: int, route: Route, rows: Rows) -> BranchFacts:
-    exchange = plan.exchanges[branch]
+def _facts(plan: ExchangePlan, branch: int, rows: Rows) -> dict[str, Any]:
+    exchange, route = plan.exchanges[branch], plan.routes[branch]
     length, rate = (min(size, plan.seq) for size in _length_and_rate(plan.forms[branch][0], plan.seq))
     ranks, segments, spread = plan.world_size, 1, int(route.kind != "local")
     if isinstance(exchange, SegmentExchange):
@@ -74,7 +49,7 @@ def _facts(plan: ExchangePlan, branch: int, route: Route, rows: Rows) -> BranchF
     else:
         queries, keys = exchange.counts
         moved = queries[:2].sum(0) + 2 * keys[0]
-    return BranchFacts(
+    return dict(
         branch=None if plan.is_joint else branch,
         segment_length=length,
         dilation_rate=rate,
@@ -86,7 +61,7 @@ def _facts(plan: ExchangePlan, branch: int, route: Route, rows: Rows) -> BranchF
         rows_moved=int(moved.sum()),
         forward_bytes=int(plan.traffic("forward", rows, branch).sent.max()),
         backward_bytes=int(plan.traffic("backward", rows, branch).sent.max()),
-        busiest=dict(plan.candidates(branch)),
+        busiest={str(size): busiest for size, busiest in plan.candidates(branch).items()},
         kind=exchange.branch.kind,
     )
 
@@ -105,33 +80,31 @@ def _length_and_rate(form: Form, seq: int) -> tuple[int, int]:
 def explanation(plan: ExchangePlan, rows: Rows) -> str:
     """One paragraph a branch."""
     named = zip(branch_facts(plan, rows), plan.exchange_pattern.branches, plan.forms, strict=True)
-    texts = (_text(facts, branch, isinstance(forms[0], Segments), plan, rows) for facts, branch, forms in named)
-    return "\n".join(texts)
+    return "\n".join(_text(facts, branch, isinstance(forms[0], Segments), plan, rows) for facts, branch, forms in named)
 
 
-def _text(facts: BranchFacts, branch: Branch, in_segments: bool, plan: ExchangePlan, rows: Rows) -> str:
-    which = "all branches together" if facts.branch is None else f"branch {facts.branch}"
-    what = f"segments of {facts.segment_length:,}, rate {facts.dilation_rate:,}" if in_segments else str(branch)
-    head = f"{which}: {what}: {facts.route}"
-    if facts.route == "local":
+def _text(facts: dict[str, Any], branch: Branch, in_segments: bool, plan: ExchangePlan, rows: Rows) -> str:
+    route, which = facts["route"], "all branches together" if facts["branch"] is None else f"branch {facts['branch']}"
+    what = f"segments of {facts['segment_length']:,}, rate {facts['dilation_rate']:,}" if in_segments else str(branch)
+    head = f"{which}: {what}: {route}"
+    if route == "local":
         return f"{head}: {ROUTE_TEXTS['local'] if in_segments else 'no rank needs rows of another: nothing is sent'}"
-    among = f", in groups of {facts.group_size:,}" if facts.route == "hybrid" else ""
-    sent = f"the rank that sends most sends {facts.forward_bytes:,} bytes forward, {facts.backward_bytes:,} backward"
-    if plan.keep == "nothing" and facts.route != "ring":
+    among = f", in groups of {facts['group_size']:,}" if route == "hybrid" else ""
+    sent = f"the rank that sends most sends {facts['forward_bytes']:,} bytes forward, {facts['backward_bytes']:,} backward"
+    if plan.keep == "nothing" and route != "ring":
         sent += ", rows once more among them"
-    reason = f"; {why(facts, plan.schedule)}" if facts.busiest else ""
-    return f"{head} over {facts.ranks:,} ranks{among}: {ROUTE_TEXTS[facts.route]}; {sent} ({rows.dtype}){reason}"
+    reason = f"; {_why(facts, plan.schedule)}" if facts["busiest"] else ""
+    return f"{head} over {facts['ranks']:,} ranks{among}: {ROUTE_TEXTS[route]}; {sent} ({rows.dtype}){reason}"
 
 
-def why(facts: BranchFacts, schedule: str) -> str:
-    """Return what the choice rests on: the rows of the busiest rank by each route."""
-    names = {1: "gather", facts.ranks: "scatter"}
-    rows_by_route = {names.get(size, f"hybrid({size:,})"): busiest for size, busiest in facts.busiest.items()}
+def _why(facts: dict[str, Any], schedule: str) -> str:
+    names = {"1": "gather", str(facts["ranks"]): "scatter"}
+    rows_by_route = {names.get(size, f"hybrid({int(size):,})"): busiest for size, busiest in facts["busiest"].items()}
     best = sorted(rows_by_route, key=rows_by_route.__getitem__)
     shown = [name for name in rows_by_route if name in ("scatter", "gather") or name in best[:2]]
     rows = ", ".join(f"{name} {rows_by_route[name]:,}" for name in shown)
     if schedule == "auto":
-        return f"{facts.route} moves the fewest rows through the busiest rank forward: {rows}"
+        return f"{facts['route']} moves the fewest rows through the busiest rank forward: {rows}"
     if schedule == "balanced":
-        return f"with {facts.route} the busiest rank computes the fewest pairs; rows through it forward: {rows}"
+        return f"with {facts['route']} the busiest rank computes the fewest pairs; rows through it forward: {rows}"
     return f"as schedule={schedule!r} says; rows through the busiest rank forward: {rows}"

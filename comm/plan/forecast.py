@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dilkit.comm.plan.exchange_plan import PHASES, ExchangePlan
 from dilkit.comm.plan.messages import IntArray
-from dilkit.comm.plan.segments import SegmentExchange, segment_counts, segment_shards
+from dilkit.comm.plan.segments import segment_counts, segment_shards
 from dilkit.comm.plan.traffic import PhaseTraffic, Rows
 
 BACKWARD = 2.5
@@ -81,7 +81,7 @@ class Forecast:
     @cached_property
     def kept(self) -> Numbers:
         """Bytes of received rows that lie there between the passes, as long as later layers are computed."""
-        return kept_bytes(self.plan, self.rows)
+        return self.memory["exchange buffers"] * (self.plan.keep == "rows")
 
     @cached_property
     def exchanges(self) -> dict[str, int]:
@@ -91,7 +91,7 @@ class Forecast:
         ring return at each hop. Masks, positions and what else a call may have are not counted.
         """
         plan = self.plan
-        hops = sum(ring.hops for ring in ring_exchanges(plan))
+        hops = sum(ring.hops for ring in plan.rings)
         all_to_all, again, agreeing = len(plan.rounds), plan.keep == "nothing", int(plan.world_size > 1)
         return dict(zip(PHASES, (agreeing + 2 * all_to_all + hops, agreeing + (2 + again) * all_to_all + 2 * hops), strict=True))
 
@@ -156,32 +156,12 @@ def exchange_buffer_bytes(plan: ExchangePlan, rows: Rows) -> IntArray:
     Rows that a rank sends to itself are among them; blocks that go round a ring are not. With `keep="rows"` these are the rows of
     all branches, from the forward to the backward pass; with "nothing" those of one branch, in the course of either.
     """
-    rounds = [sum((_received_bytes(plan, b, rows) for b in branches), _none(plan)) for branches in plan.rounds]
-    most: IntArray = np.max([_none(plan), *rounds], axis=0)
+    most: IntArray = np.zeros(plan.world_size, np.int64)
+    for branches in plan.rounds:
+        counts = [plan.exchanges[branch].counts for branch in branches]
+        received = sum(queries[2] * rows.query_bytes + keys[2] * rows.key_value_bytes for queries, keys in counts)
+        most = np.maximum(most, received * rows.batch)
     return most
-
-
-def kept_bytes(plan: ExchangePlan, rows: Rows) -> IntArray:
-    """`(world_size,)`: bytes of the rows of others, and its own beside them, that each rank keeps for the backward pass."""
-    return exchange_buffer_bytes(plan, rows) if plan.keep == "rows" else _none(plan)
-
-
-def _none(plan: ExchangePlan) -> IntArray:
-    return np.zeros(plan.world_size, np.int64)
-
-
-def _received_bytes(plan: ExchangePlan, branch: int, rows: Rows) -> IntArray:
-    """The bytes of received rows of a branch, on each rank."""
-    if plan.routes[branch].kind == "ring":
-        return _none(plan)
-    queries, keys = plan.exchanges[branch].counts
-    held: IntArray = (queries[2] * rows.query_bytes + keys[2] * rows.key_value_bytes) * rows.batch
-    return held
-
-
-def ring_exchanges(plan: ExchangePlan) -> list[SegmentExchange]:
-    """Return the branches with a ring schedule."""
-    return [one for one in plan.exchanges if isinstance(one, SegmentExchange) and one.kind == "ring"]
 
 
 def ring_buffer_bytes(plan: ExchangePlan, rows: Rows) -> IntArray:
@@ -191,5 +171,6 @@ def ring_buffer_bytes(plan: ExchangePlan, rows: Rows) -> IntArray:
 
     Four blocks lie in separate buffers: the rank's own, the one it computes with, the one it sends on, and the one it receives.
     """
-    most: IntArray = np.max([_none(plan), *(ring.largest_block for ring in ring_exchanges(plan))], axis=0)
-    return 4 * rows.batch * rows.key_value_bytes * most
+    blocks = [np.zeros(plan.world_size, np.int64), *(ring.largest_block for ring in plan.rings)]
+    most: IntArray = 4 * rows.batch * rows.key_value_bytes * np.max(blocks, axis=0)
+    return most

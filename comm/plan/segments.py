@@ -21,7 +21,6 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from dilkit import plan as core_plan
 from dilkit.comm.plan.exchange import BranchExchange, Counts, LocalBranch, Pairs, Route, Sent
 from dilkit.comm.plan.messages import HeadRows, IntArray, Message, SharedRows, SmallProblem, whole
 from dilkit.comm.plan.shardable_forms import ServedHead, served_heads, shardable_forms
@@ -45,10 +44,6 @@ class SegmentExchange(BranchExchange):
     shards: SegmentShards
     pattern_of: Callable[[int], Pattern | None] | None
     one_by_one: bool
-
-    @property
-    def kind(self) -> str:
-        return self.chosen.kind
 
     @property
     def route(self) -> Route:
@@ -301,16 +296,10 @@ class SegmentShards:
 
 
 def segment_shards(pattern: Pattern, branch: int, cuts: tuple[int, ...], heads: int, kv_heads: int) -> SegmentShards:
-    """Return the segments of a branch that are not within one rank, made once and kept in the cache of patterns.
+    """Return the segments of a branch that are not within one rank.
 
     The residue classes of a stride are segments from their first token to the end of the sequence.
     """
-    facts = pattern, branch, cuts, heads, kv_heads
-    shards: SegmentShards = core_plan.cached(("segment shards", *facts), _segment_shards, *facts)
-    return shards
-
-
-def _segment_shards(pattern: Pattern, branch: int, cuts: tuple[int, ...], heads: int, kv_heads: int) -> SegmentShards:
     edges, seq = np.array(cuts, np.int64), cuts[-1]
     forms, inner = shardable_forms(pattern, seq, heads, kv_heads)[branch], edges[1:-1]
     served, form = served_heads(forms, heads, kv_heads), forms[0]
@@ -361,7 +350,7 @@ def assign_heads(heads: int, tokens: IntArray) -> IntArray:
 
 
 def segment_counts(shards: SegmentShards, world_size: int, is_causal: bool) -> Counts:
-    """Count the rows of all messages of a branch, as `rows_by_rank` does, shard by shard rather than pair by pair."""
+    """Count the rows of all messages of a branch, as `BranchExchange.counts` does, shard by shard rather than pair by pair."""
     widths = np.array([head.width for head in shards.heads], np.int64)
     here, rows, (first, last, every), (place, size) = (
         shards.computed_here, shards.rows, shards.rows_by_group, shards.place_and_size,
@@ -391,7 +380,6 @@ def segment_pairs(shards: SegmentShards, world_size: int, is_causal: bool) -> Pa
 
 
 CHOOSING = ("auto", "balanced")
-"""The schedules that choose a route for each branch."""
 
 
 def choose_route(schedule: str, shards: SegmentShards, world_size: int, is_causal: bool, scatter_only: bool) -> Route:

@@ -120,7 +120,7 @@ def branch_traffic(exchange: BranchExchange, step: str, rows: Rows) -> PhaseTraf
     Round a ring go keys and values (flags and positions). In a backward pass their gradients are returned in one hop.
     """
     nothing = np.zeros((2, exchange.world_size), np.int64)
-    if isinstance(exchange, SegmentExchange) and exchange.kind == "ring":
+    if isinstance(exchange, SegmentExchange) and exchange.route.kind == "ring":
         blocks, gradients = exchange.ring_rows
         moved = blocks * rows.key_value_bytes + gradients * rows.dkey_value_bytes * (step != "forward")
         return PhaseTraffic(nothing, nothing, moved * rows.batch)

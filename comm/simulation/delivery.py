@@ -21,8 +21,6 @@ Times = NDArray[np.float64]
 """`(world_size,)`: seconds, those of each rank."""
 Table = NDArray[np.float64]
 """`(world_size, world_size)`, from a rank (line) to a rank (column)."""
-MOST_STARTS = 256
-"""Moments at which messages of a leg may start."""
 
 
 class Delivery(NamedTuple):
@@ -37,13 +35,10 @@ class Delivery(NamedTuple):
 
 
 def delivered(start: Times, volume: Table, topology: Topology) -> Delivery:
-    """Deliver `volume` bytes from rank to rank, sent at `start` by each rank.
-
-    Starts in more than 256 moments are rounded up to as many, evenly spread.
-    """
+    """Deliver `volume` bytes from rank to rank, sent at `start` by each rank."""
     world_size = len(start)
     hosts, pods = topology.hosts(world_size), topology.pods(world_size)
-    start, near = _rounded(start), volume * (hosts[:, None] == hosts)
+    near = volume * (hosts[:, None] == hosts)
     received, sent, busy = start.copy(), start.copy(), dict[str, float]()
     for kind, part, rate in (("within hosts", near, topology.within_host), ("ports", volume - near, topology.bandwidth)):
         if part.any():
@@ -58,7 +53,7 @@ def delivered(start: Times, volume: Table, topology: Topology) -> Delivery:
 
 
 def handed_over(start: Times, source: IntArray, target: IntArray, volume: NDArray[Any], topology: Topology) -> Delivery:
-    """Deliver few messages, as `delivered` does those of a table of all pairs of ranks; no start is rounded."""
+    """Deliver few messages, as `delivered` does those of a table of all pairs of ranks."""
     source, target, volume = (x[volume > 0] for x in (source, target, volume.astype(float)))
     hosts, pods = topology.hosts(len(start)), topology.pods(len(start))
     near, far = hosts[source] == hosts[target], pods[source] != pods[target]
@@ -78,7 +73,6 @@ def handed_over(start: Times, source: IntArray, target: IntArray, volume: NDArra
 
 
 def _passed_by_link(link: IntArray, start: Times, volume: Times, rate: float) -> Times:
-    """For each message when its link has carried all that it carries."""
     order = np.lexsort((-start, link))
     link, after = link[order], np.cumsum(volume[order])
     first = np.flatnonzero(np.concatenate(([True], link[1:] != link[:-1])))
@@ -87,14 +81,6 @@ def _passed_by_link(link: IntArray, start: Times, volume: Times, rate: float) ->
     passed = np.empty(len(link))
     passed[order] = np.repeat(np.maximum.reduceat(start[order] + (after - before) / rate, first), messages)
     return passed
-
-
-def _rounded(start: Times) -> Times:
-    first, step = start.min(), (start.max() - start.min()) / MOST_STARTS
-    if len(np.unique(start)) <= MOST_STARTS:
-        return start
-    rounded: Times = first + np.ceil((start - first) / step) * step
-    return rounded
 
 
 def _through_uplinks(start: Times, volume: Table, pods: NDArray[np.int64], rate: float) -> tuple[Times, float]:
@@ -115,8 +101,7 @@ def _last_of(out: Times, volume: Table) -> Times:
 
 def _passed(start: Times, volume: Table, rate: float) -> Times:
     """When links `(links,)` have carried `volume` `(messages, links)` of messages that start at `start` `(messages,)`."""
-    moments, moment = np.unique(start, return_inverse=True)
-    together = (np.arange(len(moments))[:, None] == moment).astype(float) @ volume
-    after = np.cumsum(together[::-1], 0)[::-1]
-    found: Times = np.where(after > 0, moments[:, None] + after / rate, -np.inf).max(0)
-    return found
+    order = np.argsort(-start)
+    start, volume = start[order], volume[order]
+    passed: Times = np.where(volume > 0, start[:, None] + np.cumsum(volume, 0) / rate, -np.inf).max(0)
+    return passed

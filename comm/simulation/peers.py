@@ -55,5 +55,4 @@ def peers(forecast: Forecast, topology: Topology) -> dict[str, Peer]:
 
 
 def _seconds(volume: Table, topology: Topology) -> float:
-    """The seconds of an exchange that all ranks begin at once."""
     return float(delivered(np.zeros(len(volume)), volume, topology).received.max())

@@ -16,9 +16,9 @@ import numpy as np
 from dilkit.checks import real
 from dilkit.comm.plan.exchange import Sent
 from dilkit.comm.plan.exchange_plan import PHASES, ExchangePlan
-from dilkit.comm.plan.forecast import Forecast, ring_exchanges
+from dilkit.comm.plan.forecast import Forecast
 from dilkit.comm.plan.traffic import leg_bytes
-from dilkit.comm.simulation.delivery import Table, Times, delivered, handed_over
+from dilkit.comm.simulation.delivery import Delivery, Table, Times, delivered, handed_over
 from dilkit.comm.simulation.topology import Topology
 
 
@@ -104,8 +104,6 @@ def rows_by_pair(plan: ExchangePlan) -> tuple[Table, Table]:
 
 @dataclass
 class _Run:
-    """The clocks of all ranks while they go through a pass."""
-
     forecast: Forecast
     topology: Topology
     slower: Times
@@ -124,15 +122,13 @@ class _Run:
         latency *= 1 + again
         if plan.world_size > 1:  # arguments are compared, or backward which call it is: all wait for all
             self.now[:] = self.now.max() + speed.latency
-        sent = delivered(self.now, there, self.topology)
-        self._count(sent.busy)
+        sent = self._count(delivered(self.now, there, self.topology))
         arrived = sent.received + latency
         if not again:
             self._work("local", phase)
         self.now = np.maximum(self.now, arrived)
         self._work("moved", phase)
-        sent = delivered(self.now, back.T, self.topology)
-        self._count(sent.busy)
+        sent = self._count(delivered(self.now, back.T, self.topology))
         returned = np.maximum(sent.received, sent.sent) + len(plan.rounds) * speed.latency
         if again:
             self.now = np.maximum(self.now, returned)
@@ -143,9 +139,8 @@ class _Run:
     def _rings(self, phase: str) -> None:
         """Hop by hop: a block is sent on while the one before is computed with; backward, its gradients return to its rank."""
         plan, rows, backward = self.forecast.plan, self.forecast.rows, phase == "backward"
-        rings = ring_exchanges(plan)
-        for ring in rings:
-            work = self._seconds("ring", phase) / len(rings) / (ring.hops + 1)
+        for ring in plan.rings:
+            work = self._seconds("ring", phase) / len(plan.rings) / (ring.hops + 1)
             for hop in range(ring.hops + 1):
                 last = hop == ring.hops
                 if last:
@@ -157,12 +152,10 @@ class _Run:
                     self._send(legs, 0 * work if last else work)
 
     def _send(self, legs: list[tuple[Sent, int]], work: Times) -> None:
-        """Send rows of keys of so many bytes over the links that they pass, and compute meanwhile."""
         batch, latency = self.forecast.rows.batch, self.forecast.speed.latency
         volumes = [(source, target, keys * size * batch) for (source, target, _, keys), size in legs]
         source, target, volume = map(np.concatenate, zip(*volumes, strict=True))
-        sent = handed_over(self.now, source, target, volume, self.topology)
-        self._count(sent.busy)
+        sent = self._count(handed_over(self.now, source, target, volume, self.topology))
         self._compute(work)
         self.now = np.maximum.reduce((self.now, sent.received, sent.sent)) + len(legs) * latency
 
@@ -170,7 +163,6 @@ class _Run:
         self._compute(self._seconds(name, phase))
 
     def _seconds(self, name: str, phase: str) -> Times:
-        """The seconds of one kind of work in a pass, without stragglers."""
         factor = self.forecast.speed.backward if phase == "backward" else 1.0
         return np.array(self.forecast.flops[name], float) / self.forecast.speed.flops * factor
 
@@ -178,6 +170,7 @@ class _Run:
         self.now = self.now + seconds * self.slower
         self.compute = self.compute + seconds * self.slower
 
-    def _count(self, busy: dict[str, float]) -> None:
-        for kind, seconds in busy.items():
+    def _count(self, sent: Delivery) -> Delivery:
+        for kind, seconds in sent.busy.items():
             self.busy[kind] = self.busy.get(kind, 0.0) + seconds
+        return sent

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import count
 from typing import TypeAlias
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from dilkit.checks import not_distributed, real
 from dilkit.comm.transports.errors import CommError, PlanMismatch, ranks_text
-from dilkit.comm.transports.handles import handle_of
 from dilkit.comm.transports.records import LONGEST_RECORD, RECORD_BYTES, VERSION, packed, unpacked
 
 DEFAULT_TIMEOUT = 300.0
@@ -71,21 +72,20 @@ class Comm(ABC):
     """Which dimension of a device mesh the ranks are counted along, as errors say it: " along 'cp'"; nothing without a mesh."""
     sent_bytes: int
     """Bytes of rows that this rank has sent to others so far; what `share` and `agree` send is not counted."""
+    exchanges: int
+    """How many exchanges have begun, those of `share` and `agree` too: the same on all ranks at the same call."""
     handle: str
     """What compiled code finds this transport by, in this process alone."""
     _version = VERSION
+    _record_device = torch.device("cpu")
+    """The device on which the rows of `share` have to lie."""
 
     def __init__(self, rank: int, size: int, timeout: float) -> None:
         self.rank, self.size, self.timeout = rank, size, real("timeout", timeout, above=0)
-        self.sent_bytes = 0
-        self.handle = handle_of(self)
-        self._number = 0
+        self.sent_bytes = self.exchanges = 0
+        self.handle = str(next(_NUMBERS))
+        _TRANSPORTS[self.handle] = self
         self._broken: str | None = None
-
-    @property
-    def exchanges(self) -> int:
-        """How many exchanges have begun, those of `share` and `agree` too: the same on all ranks at the same call."""
-        return self._number
 
     def exchange(self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], step: str = "rows") -> Pending:
         """Begin an all-to-all: send `rows` `(sum(send_counts), width)`, those for rank 0 first, and receive in the same way.
@@ -110,7 +110,7 @@ class Comm(ABC):
             raise ValueError(f"record has {len(record)} bytes; at most {LONGEST_RECORD}")
         sent = bytearray(packed(record, self._version) * self.size)
         rows = torch.frombuffer(sent, dtype=torch.uint8).view(self.size, RECORD_BYTES)
-        rows, ones = rows.to(self._record_device()), [1] * self.size
+        rows, ones = rows.to(self._record_device), [1] * self.size
         got = self._begin(rows, ones, torch.empty_like(rows), ones, step).wait().cpu().numpy()
         with self.broken_by_errors():
             return unpacked([row.tobytes() for row in got], f"{step}{self.along}")
@@ -138,45 +138,41 @@ class Comm(ABC):
         may be a collective operation, which waits for all.
         """
 
-    def _record_device(self) -> torch.device:
-        """The device on which the rows of `share` have to lie."""
-        return torch.device("cpu")
-
     def _begin(
         self, rows: Tensor, send_counts: Sequence[int], received: Tensor, recv_counts: Sequence[int], step: str
     ) -> Pending:
         if self._broken:
             raise CommError(f"{step}: this transport failed before and cannot be used again ({self._broken})", step=step)
-        self._number += 1
-        mine = received[_own_rows(recv_counts, self.rank)]
-        mine.copy_(rows[_own_rows(send_counts, self.rank)])
+        self.exchanges += 1
+        sent, parts = torch.split(rows, [*send_counts]), torch.split(received, [*recv_counts])
+        parts[self.rank].copy_(sent[self.rank])
         if self.size == 1:
             return Pending(received, None)
-        send, recv = list(self._peers(rows, send_counts)), list(self._peers(received, recv_counts))
         with self.broken_by_errors():
-            finish = self._post(send, recv, rows.device, self._number, step)
-        return Pending(received, self._guarded(finish), rows)
+            finish = self._post(self._to_others(sent), self._to_others(parts), rows.device, self.exchanges, step)
 
-    def _peers(self, rows: Tensor, counts: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-        """The parts of `rows` that are for, or from, other ranks, as bytes."""
-        stops = list(accumulate(counts))
-        for peer, (count, stop) in enumerate(zip(counts, stops, strict=True)):
-            if count and peer != self.rank and rows.shape[1]:
-                yield peer, rows[stop - count : stop].view(torch.uint8).view(-1)
-
-    def _guarded(self, finish: Callable[[], None]) -> Callable[[], None]:
         def guarded() -> None:
             with self.broken_by_errors():
                 finish()
 
-        return guarded
+        return Pending(received, guarded, rows)
 
-    def broken_by_errors(self) -> _BrokenByErrors:
+    def _to_others(self, parts: Sequence[Tensor]) -> PeerBytes:
+        some = [(peer, part) for peer, part in enumerate(parts) if peer != self.rank and part.numel()]
+        return [(peer, part.view(torch.uint8).view(-1)) for peer, part in some]
+
+    @contextmanager
+    def broken_by_errors(self) -> Iterator[None]:
         """A block in which an error makes this transport unusable, unless it has one rank only.
 
         Messages of a broken exchange may still be under way, and the other ranks go on to exchanges that this one does not make.
         """
-        return _BrokenByErrors(self)
+        try:
+            yield
+        except BaseException as error:
+            if self.size > 1:
+                self._broken = f"{type(error).__name__}: {error}"
+            raise
 
     def _check(self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> None:
         if not isinstance(rows, Tensor):
@@ -199,27 +195,23 @@ class Comm(ABC):
             raise ValueError(f"send_counts={list(send_counts)} add up to {sum(send_counts)}, but rows has {len(rows)} rows")
 
 
-class _BrokenByErrors:
-    """The block of `Comm.broken_by_errors`."""
-
-    def __init__(self, comm: Comm) -> None:
-        self.comm = comm
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is not None and self.comm.size > 1:
-            self.comm._broken = f"{type(error).__name__}: {error}"
-
-
-def _own_rows(counts: Sequence[int], rank: int) -> slice:
-    """The rows of a message that are for, or from, `rank`."""
-    start = sum(counts[:rank])
-    return slice(start, start + counts[rank])
-
-
 def check_comm(comm: object) -> None:
     """Raise TypeError unless `comm` is a transport."""
     if not isinstance(comm, Comm):
         raise TypeError(f"comm={comm!r} is a {type(comm).__name__}; a dilkit.comm.Comm is needed, such as MPIComm()")
+
+
+_TRANSPORTS: WeakValueDictionary[str, Comm] = WeakValueDictionary()
+"""Transports by their handles: compiled code holds texts, not objects."""
+_NUMBERS = count()
+
+
+def transport_of(handle: str) -> Comm:
+    """The transport with this handle. Raises RuntimeError if it is gone, or was one of another process."""
+    comm = _TRANSPORTS.get(handle)
+    if comm is None:
+        raise RuntimeError(
+            f"comm: no transport of this process has the handle {handle!r}; code that was compiled for a transport runs as long "
+            "as that is kept: keep it, or compile the code again with another"
+        )
+    return comm

@@ -44,7 +44,6 @@ def unpacked(rows: Sequence[bytes], step: str) -> list[bytes]:
 
 
 def _content(row: bytes, rank: int, step: str) -> bytes:
-    """The version and the record in what a rank has sent."""
     text = row[4 : 6 + int.from_bytes(row[4:6], "little")]
     if crc32(text).to_bytes(4, "little") != row[:4]:
         raise PeerLost(

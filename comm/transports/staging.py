@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from dilkit.comm.transports.base import PeerBytes
+
+
+def staged(
+    post: Callable[[PeerBytes, PeerBytes], Callable[[], None]], send: PeerBytes, recv: PeerBytes, device: torch.device
+) -> Callable[[], None]:
+    """Do `post(send, recv)`, which returns what waits for the end, with copies in host memory."""
+    buffers = [(peer, _host_memory(part)) for peer, part in recv]
+    wait = post(host_copies(send, device), buffers)
+
+    def finish() -> None:
+        wait()
+        for (_, host), (_, part) in zip(buffers, recv, strict=True):
+            part.copy_(host, non_blocking=True)  # in the order of the current stream of the device
+
+    return finish
 
 
 def host_copies(parts: PeerBytes, device: torch.device) -> PeerBytes:
@@ -14,17 +31,6 @@ def host_copies(parts: PeerBytes, device: torch.device) -> PeerBytes:
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
     return copies
-
-
-def host_buffers(parts: PeerBytes) -> PeerBytes:
-    """Host memory to receive into what is meant for `parts`."""
-    return [(peer, _host_memory(part)) for peer, part in parts]
-
-
-def copy_back(staged: PeerBytes, parts: PeerBytes) -> None:
-    """Copy what was received to the memory of the device, in the order of its current stream."""
-    for (_, host), (_, part) in zip(staged, parts, strict=True):
-        part.copy_(host, non_blocking=True)
 
 
 def _host_memory(part: Tensor) -> Tensor:

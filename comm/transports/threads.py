@@ -67,11 +67,6 @@ class _Mailbox:
     messages: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
     lost: dict[int, BaseException] = field(default_factory=dict)
 
-    def put(self, key: tuple[int, int, int], message: Tensor) -> None:
-        with self.changed:
-            self.messages[key] = message
-            self.changed.notify_all()
-
     def give_up(self, rank: int, why: BaseException) -> None:
         with self.changed:
             self.lost.setdefault(rank, why)
@@ -106,14 +101,20 @@ class ThreadComm(Comm):
                 time.sleep(fault.seconds)
             if fault.kind == "corrupt":
                 message[len(message) // 2] ^= 64
-        self._mailbox.put((self.rank, peer, number), message)
+        with self._mailbox.changed:
+            self._mailbox.messages[self.rank, peer, number] = message
+            self._mailbox.changed.notify_all()
 
     def _receive(self, missing: dict[int, Tensor], number: int, step: str) -> None:
         mailbox, deadline = self._mailbox, time.monotonic() + self.timeout
         while True:
             with mailbox.changed:
                 for peer in [p for p in missing if (p, self.rank, number) in mailbox.messages]:
-                    self._copy(missing.pop(peer), mailbox.messages.pop((peer, self.rank, number)), peer, number, step)
+                    place, message = missing.pop(peer), mailbox.messages.pop((peer, self.rank, number))
+                    if len(place) != len(message):
+                        sizes = f"{len(message)} bytes where {len(place)} were expected"
+                        raise PeerLost(f"exchange {number} ({step}): rank {peer} sent {sizes}", [peer], step)
+                    place.copy_(message)
                 if not missing:
                     return
                 if (left := deadline - time.monotonic()) <= 0:  # first: others may have given up since, for want of this rank
@@ -127,15 +128,6 @@ class ThreadComm(Comm):
                         f"exchange {number} ({step}): rank {lost[0]} gave up: {type(why).__name__}: {why}", lost, step
                     ) from why
                 mailbox.changed.wait(left)
-
-    def _copy(self, place: Tensor, message: Tensor, peer: int, number: int, step: str) -> None:
-        if len(place) != len(message):
-            raise PeerLost(
-                f"exchange {number} ({step}): rank {peer} sent {len(message)} bytes where {len(place)} were expected",
-                [peer],
-                step,
-            )
-        place.copy_(message)
 
 
 def run_threads(

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -16,10 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dilkit.comm.transports import staging
 from dilkit.comm.transports.base import DEFAULT_TIMEOUT, Comm, PeerBytes
 from dilkit.comm.transports.errors import CommError, CommTimeout, PeerLost, ranks_text
 from dilkit.comm.transports.rank_errors import report_uncaught
+from dilkit.comm.transports.staging import staged
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -31,7 +32,6 @@ TAGS, TRANSPORTS = 2**20, 2**10
 """Tags of one transport, and transports of one group that have tags of their own at a time."""
 
 _made: WeakKeyDictionary[dist.ProcessGroup, Iterator[int]] = WeakKeyDictionary()
-"""How many transports have been made of a group."""
 
 
 class TorchComm(Comm):
@@ -78,11 +78,11 @@ class TorchComm(Comm):
             self.along = f" along {names[0]!r}"
         self._first_tag = next(_made.setdefault(chosen, count())) % TRANSPORTS * TAGS
         if self.size > 1:
-            report_uncaught(
-                dist.get_rank(), lambda error: None
-            )  # the process ends, which gloo's peers notice and torchrun acts on
+            # The process ends, which gloo's peers notice and torchrun acts on.
+            report_uncaught(dist.get_rank(), lambda error: None)
         config = dist.get_backend_config(self._group)  # such as cpu:gloo,cuda:nccl
         self._backends: dict[str, str] = dict(pair.split(":") for pair in config.split(","))
+        self._record_device = torch.device("cpu" if "cpu" in self._backends else next(iter(self._backends)))
 
     def abort(self, why: BaseException) -> None:
         """With gloo, close all connections: ranks that wait for this one fail at once. With others, they wait their time."""
@@ -94,26 +94,14 @@ class TorchComm(Comm):
                 exchange = _Exchange("abort", "abort", SHORTEST_WAIT)
                 exchange.wait(exchange.posted(dist.irecv, nothing, self._group, MAX_TAG), [])
 
-    def _record_device(self) -> torch.device:
-        return torch.device("cpu" if "cpu" in self._backends else next(iter(self._backends)))
-
     def _post(self, send: PeerBytes, recv: PeerBytes, device: torch.device, number: int, step: str) -> Callable[[], None]:
         exchange = _Exchange(f"exchange {number} ({step}){self.along}", step, self.timeout)
         if self._backends.get(device.type) != "gloo":
             return self._post_to_all(send, recv, device, exchange)
-        if self._reads(device):
-            return self._post_to_each(send, recv, number, exchange)
-        staged = staging.host_buffers(recv)
-        wait = self._post_to_each(staging.host_copies(send, device), staged, number, exchange)
-
-        def finish() -> None:
-            wait()
-            staging.copy_back(staged, recv)
-
-        return finish
+        post = partial(self._post_to_each, number=number, exchange=exchange)
+        return post(send, recv) if self._reads(device) else staged(post, send, recv, device)
 
     def _reads(self, device: torch.device) -> bool:
-        """Whether gloo can be given the memory of tensors on `device`."""
         return device.type == "cpu"
 
     def _post_to_each(self, send: PeerBytes, recv: PeerBytes, number: int, exchange: _Exchange) -> Callable[[], None]:
@@ -145,12 +133,9 @@ def _group_of(group: object) -> object:
     """The process group of a `DeviceMesh`, which has made it already; a process group, or None, as it is."""
     if hasattr(group, "get_group"):
         return _group_of_mesh(group)
-    if (
-        group is None
-        or not dist.is_available()
-        or isinstance(group, dist.ProcessGroup)
-        or group is dist.GroupMember.NON_GROUP_MEMBER
-    ):
+    if group is None or not dist.is_available() or group is dist.GroupMember.NON_GROUP_MEMBER:
+        return group
+    if isinstance(group, dist.ProcessGroup):
         return group
     raise TypeError(
         f"group={group!r} is a {type(group).__name__}; a process group or a DeviceMesh of one dimension is needed, such "
@@ -171,8 +156,6 @@ def _group_of_mesh(mesh: Any) -> object:
 
 @dataclass(frozen=True)
 class _Exchange:
-    """An exchange under way: how it is named in errors, and how long its waits may take."""
-
     name: str
     step: str
     timeout: float
@@ -217,7 +200,6 @@ class _Exchange:
 
 
 def _outcome(work: Any, seconds: float) -> RuntimeError | None:
-    """What went wrong with `work`, if it is not done in `seconds`."""
     try:
         work.wait(timedelta(seconds=max(seconds, SHORTEST_WAIT)))
     except RuntimeError as error:
@@ -231,7 +213,6 @@ def _is_timeout(error: RuntimeError) -> bool:
 
 
 def _concatenate(parts: PeerBytes, size: int, device: torch.device) -> tuple[Tensor, list[int]]:
-    """The bytes of `parts` in one tensor, and how many there are for each rank."""
     counts = {peer: len(part) for peer, part in parts}
     nothing = torch.empty(0, dtype=torch.uint8, device=device)
     return torch.cat([nothing, *(part for _, part in parts)]), [counts.get(peer, 0) for peer in range(size)]

@@ -16,8 +16,7 @@ from helpers.backends_here import on
 from helpers.pairwise import all_but, diagonal, every_pair
 from helpers.ranks import PATTERN, TURNS, assert_counted, assert_right, even_cuts, of_case, uneven_cuts
 from helpers.strategies import patterns_with_heads
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from dilkit import Pattern, TokenOrder, use_backend

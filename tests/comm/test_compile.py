@@ -16,8 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from dilkit import MultiheadDilatedAttention, Pattern, dilated_attention, order
 from dilkit.comm import RingDilatedAttention, positions, ring_dilated_attention
 from dilkit.comm.arguments import Arguments
-from dilkit.comm.operators import attention as call
-from dilkit.comm.operators import order as order_of_exchanges
+from dilkit.comm.operators import attention as call, order as order_of_exchanges
 from dilkit.comm.operators.attention import backward_op, forward_op
 from dilkit.comm.operators.positions import positions_op
 from dilkit.comm.transports.threads import ThreadComm, _Mailbox
@@ -168,9 +167,9 @@ def test_two_transports_of_one_process_are_not_taken_for_each_other(comm: Thread
     other = ThreadComm(_Mailbox(1, ()), 0, 5.0)
     compiled = torch.compile(lambda x, comm: positions(2, comm) + x, fullgraph=True, backend="aot_eager")
     for one in (comm, other, comm):
-        before = one._number
+        before = one.exchanges
         compiled(torch.zeros(2), one)
-        assert one._number == before + 1
+        assert one.exchanges == before + 1
 
 
 def test_a_transport_that_is_gone_is_named() -> None:

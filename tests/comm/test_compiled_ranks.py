@@ -82,8 +82,8 @@ def step(module: nn.Module, call: Callable[..., Tensor], x: Tensor, mask: Tensor
 
 
 def counted(comm: Comm, *arguments: Any) -> tuple[list[Tensor], tuple[int, int]]:
-    before = comm.sent_bytes, comm._number
-    return step(*arguments), (comm.sent_bytes - before[0], comm._number - before[1])
+    before = comm.sent_bytes, comm.exchanges
+    return step(*arguments), (comm.sent_bytes - before[0], comm.exchanges - before[1])
 
 
 def check(comm: Comm, make: Make, backend: str, *seqs: int, dtype: torch.dtype = torch.float64, **options: Any) -> None:

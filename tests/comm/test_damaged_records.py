@@ -76,7 +76,7 @@ def test_facts_of_a_rank_that_lack_what_may_differ() -> None:
     def on_rank(comm):
         facts = {"rows": 3} if comm.rank else {"lines": 3}
         with pytest.raises(PlanMismatch, match="the facts of rank 0 cannot be read; do all ranks run the same version"):
-            agree_on(comm, lambda: facts, ("rows",), "a step")
+            agree_on(comm, lambda: facts, "a step", ("rows",))
 
     run_threads(2, on_rank, timeout=TIMEOUT)
 

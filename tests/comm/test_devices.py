@@ -15,8 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from dilkit.comm import exchange_plan, run_threads
 from dilkit.comm.passes.attention_op import AttentionOp
-from dilkit.comm.passes.autograd import _backward, _forward
-from dilkit.comm.passes.context import PassContext
+from dilkit.comm.passes.autograd import PassContext, _backward, _forward
 from dilkit.comm.transports.threads import ThreadComm
 from dilkit.inputs import Inputs
 from dilkit.op.call_options import CallOptions

@@ -13,8 +13,7 @@ import pytest
 import torch
 from helpers.ranks import TURNS, even_cuts
 from helpers.strategies import Heads, mixes_with_heads, patterns_with_heads
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -78,10 +77,9 @@ class Computed:
             self._local(rank)
             for stack in self.tables[rank].stacks:
                 self._stack(rank, stack, *self.received[rank])
-            for branch, route in enumerate(plan.routes):
-                if route.kind == "ring":
-                    for segment in ring_segments(plan, branch, rank, self.batch)[0]:
-                        self._ring(segment)
+            for ring in plan.rings:
+                for segment in ring_segments(plan, ring, rank, self.batch):
+                    self._ring(segment)
 
     def labels(self, rank: int, heads: int, rows: Any) -> Labels:
         """Number a rank's rows as rows of the whole."""
@@ -378,10 +376,10 @@ def test_ring_buffers_are_four_blocks(is_causal: bool) -> None:
     found = ring_buffer_bytes(plan, Rows(8, "float32", 2, key_padding_mask=True))
     for rank in range(4):
         blocks = [
-            sum(max(c.key_rows(i) for i in range(len(c.lines))) for c in ring_segments(plan, branch, rank, 2)[0])
-            for branch in range(2)
+            sum(max(ring.shards.key_rows[[*segment.lines]]) for segment in ring_segments(plan, ring, rank, 2))
+            for ring in plan.rings
         ]
-        assert found[rank] == 4 * max(blocks) * (2 * 8 * 4 + 1)
+        assert found[rank] == 4 * max(blocks) * 2 * (2 * 8 * 4 + 1)
 
 
 def test_plans_explain_themselves() -> None:
@@ -415,13 +413,13 @@ def test_stacks_of_a_ring_are_kept_as_far_as_the_cache_has_room(monkeypatch: pyt
     plan = exchange_plan(Pattern([64], [1]), (0, 16, 32, 48, 64), 2, schedule="ring")
     made = mock.Mock(side_effect=RingSegment.make_stacks)
     monkeypatch.setattr(RingSegment, "make_stacks", lambda segment, hop: made(segment, hop))
-    facts = plan, 0, 3, 1, torch.device("cpu"), False
-    (kept,), _ = ring_segments(*facts)
+    facts = plan, plan.rings[0], 3, 1, torch.device("cpu"), False
+    (kept,) = ring_segments(*facts)
     assert made.call_count == len(kept.stacks) == 4
     assert kept.stack_bytes == sum(x.nbytes for hop in kept.stacks for stack in hop for x in (stack.queries, stack.keys))
     monkeypatch.setenv("DILKIT_CACHE_BYTES", str(2 * kept.stack_bytes))
     cache_clear()
-    (lazy,), _ = ring_segments(*facts)
+    (lazy,) = ring_segments(*facts)
     assert (made.call_count, lazy.keeps_stacks) == (4, False)
     for hop in range(4):
         for one, other in zip(kept.stacks_at(hop), lazy.stacks_at(hop), strict=True):

@@ -16,7 +16,7 @@ from torch import Tensor
 from dilkit import BlockSparse, GlobalTokens, Pattern, SlidingWindow
 from dilkit.comm import Rows, exchange_plan, ring_dilated_attention, ring_dilated_attention_varlen, run_threads, shard_cuts
 from dilkit.comm.plan.exchange_plan import PHASES
-from dilkit.comm.plan.forecast import Forecast, Speed, exchange_buffer_bytes, kept_bytes
+from dilkit.comm.plan.forecast import Forecast, Speed, exchange_buffer_bytes
 from dilkit.comm.transports.base import Comm
 from dilkit.testing.tensors import Tensors
 
@@ -93,7 +93,7 @@ def test_tensors_hold_as_many_bytes_between_the_passes_as_is_planned(keep: str, 
         return live.now() - tables - out.nbytes - out[..., 0].numel() * 4
 
     plan = exchange_plan(PATTERN, CUTS, HEADS, KV_HEADS, keep=keep, schedule=schedule)
-    planned = kept_bytes(plan, Rows(D, "float32", BATCH, key_padding_mask=True)).tolist()
+    planned = Forecast(plan, Rows(D, "float32", BATCH, key_padding_mask=True), Speed(1.0, 1.0)).kept.tolist()
     assert run_threads(3, on_rank) == planned
     assert any(planned) == (keep == "rows" and schedule != "ring")
 

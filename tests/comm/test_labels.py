@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.ranks import raised_on_all
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 
 from dilkit.comm import Comm, PlanMismatch, positions, roll, run_threads, sum_by_sequence, unshard

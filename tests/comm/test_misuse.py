@@ -220,12 +220,12 @@ def sending(schedule: str) -> tuple[int, set[int]]:
 
         def noted(send, *rest):
             if comm.rank == ODD and send:
-                sent.add(comm._number)
+                sent.add(comm.exchanges)
             return post(send, *rest)
 
         comm._post = noted
         step_of(comm, schedule)
-        return comm._number
+        return comm.exchanges
 
     (last,) = set(run_threads(RANKS, on_rank))
     return last, sent

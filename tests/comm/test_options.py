@@ -17,8 +17,7 @@ from helpers.fakes import registered
 from helpers.pairwise import every_pair
 from helpers.ranks import TURNS, even_cuts, raised_on_all, uneven_cuts
 from helpers.strategies import Heads, has_tokens, mixes_with_heads, patterns_with_heads
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from torch import Tensor, nn
 
 from dilkit import (

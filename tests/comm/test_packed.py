@@ -12,8 +12,7 @@ from helpers.calls import starts_of
 from helpers.pairwise import every_pair
 from helpers.ranks import TURNS, assert_counted, assert_same, even_cuts, on_one, over_ranks, raised_on_all, uneven_cuts
 from helpers.strategies import Heads, patterns_with_heads
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from dilkit import DilatedSegment, GlobalTokens, Pattern, Prefix, SlidingWindow, Strided, dilated_attention_varlen

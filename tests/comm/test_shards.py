@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dilkit import Pattern
 from dilkit.comm import PlanMismatch, load_shard, positions, run_threads, shard, shard_cuts, unshard

@@ -239,9 +239,8 @@ def test_staged_bytes_are_copies() -> None:
     assert peer == 3
     assert torch.equal(copy, part)
     assert copy.data_ptr() != part.data_ptr()
-    staged = staging.host_buffers([(3, part)])
-    staged[0][1].fill_(7)
-    staging.copy_back(staged, [(3, part)])
+    finish = staging.staged(lambda send, recv: lambda: recv[0][1].fill_(7), [], [(3, part)], part.device)
+    finish()
     assert part.tolist() == [7] * 5
 
 
@@ -260,7 +259,7 @@ def test_bytes_of_a_gpu_are_staged_through_pinned_memory() -> None:
     ((_, copy),) = staging.host_copies([(0, part)], part.device)
     assert copy.is_pinned()
     assert copy.tolist() == [0, 1, 2, 3, 4]
-    staging.copy_back([(0, copy + 1)], [(0, part)])
+    staging.staged(lambda send, recv: lambda: recv[0][1].copy_(copy + 1), [], [(0, part)], part.device)()
     assert part.tolist() == [1, 2, 3, 4, 5]
 
 

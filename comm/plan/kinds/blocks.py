@@ -56,12 +56,9 @@ class BlockExchange(BranchExchange):
     `model_heads`: the numbers in the whole model of the query heads at hand, and how many it has.
     """
 
+    kind = "blocks"
     forms: tuple[Runs, ...]
     model_heads: tuple[range, int]
-
-    @property
-    def kind(self) -> str:
-        return "blocks"
 
     @cached_property
     def units(self) -> HeadSets:
@@ -168,7 +165,6 @@ class BlockExchange(BranchExchange):
 
     @cached_property
     def _met(self) -> dict[int, set[int]]:
-        """The ranks with which each rank exchanges rows, itself among them."""
         (queries, *_), (keys, *_) = self._travels
         pairs = np.unique(np.concatenate((queries // len(self.units), keys // len(self.key_groups))))
         met: dict[int, set[int]] = {rank: {rank} for rank in self.held}
@@ -222,12 +218,11 @@ class BlockExchange(BranchExchange):
                 continue
             queries = union((self.parts.rank[lines.query], lines.query, lines.query + 1))
             keys = union((lines.keys_of, lines.start, lines.stop))
-            slot = max(
-                int(rows[parts].max()) for parts in (lines.query, *(np.arange(*run) for run in zip(*keys[1:], strict=True)))
-            )
-            query_slot, key_slot = (_slot_of(runs) for runs in (queries, keys))
-            slots, numbers = max(int((stop - start).sum()) for _, start, stop in (queries, keys)), query_slot(lines.query)
-            runs = np.stack((0 * numbers, numbers, key_slot(lines.start), key_slot(lines.stop - 1) + 1), axis=1)
+            parts = [np.concatenate([np.arange(*run) for run in zip(*runs[1:], strict=True)]) for runs in (queries, keys)]
+            slot, slots = max(int(rows[some].max()) for some in parts), max(map(len, parts))
+            numbers = np.searchsorted(parts[0], lines.query)
+            first, last = (np.searchsorted(parts[1], ends) for ends in (lines.start, lines.stop - 1))
+            runs = np.stack((0 * numbers, numbers, first, last + 1), axis=1)
             pattern = Pattern.of(BlockSparse(BlockLayout.of_runs(runs, 1, slots), slot))
             for head in self.units[unit]:
                 query_side = tuple(side(0, head, span) for span in _filled(queries, rows, slot))
@@ -290,19 +285,6 @@ class BlockExchange(BranchExchange):
             return RowSpan(rows, start - rows.start, 1, stop - start)
 
         return side
-
-
-def _slot_of(runs: PartRuns) -> Callable[[IntArray], IntArray]:
-    """Return a function from parts to their slots."""
-    _, start, stop = runs
-    before = np.cumsum(stop - start) - (stop - start)
-
-    def slot(parts: IntArray) -> IntArray:
-        run = np.searchsorted(start, parts, "right") - 1
-        slots: IntArray = before[run] + parts - start[run]
-        return slots
-
-    return slot
 
 
 def _filled(runs: PartRuns, rows: IntArray, slot: int) -> Iterator[tuple[int, int]]:

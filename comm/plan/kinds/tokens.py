@@ -28,12 +28,9 @@ from dilkit.pattern.lowering import Global
 class TokenExchange(BranchExchange):
     """The messages of global tokens."""
 
+    kind = "broadcast"
     tokens: Global
     excluding: Forms
-
-    @property
-    def kind(self) -> str:
-        return "broadcast"
 
     @cached_property
     def holders(self) -> dict[int, Spans]:
@@ -81,22 +78,16 @@ class TokenExchange(BranchExchange):
         return tokens if self._sees(source, target) else [], tokens if self._seen(source, target) else []
 
     def problems(self, rank: int) -> Iterator[SmallProblem]:
-        start, stop = self.shard(rank)
+        here, forms = self.shard(rank), self.excluding
         for source, runs in self.holders.items():
-            first, last = self.shard(source)
+            there = self.shard(source)
             for head in self.heads:
-                own_rows, tokens = whole([self.rows_of(head, start, stop)]), whole(self.rows_of(head, *run) for run in runs)
+                own_rows, tokens = whole([self.rows_of(head, *here)]), whole(self.rows_of(head, *run) for run in runs)
                 if self._seen(source, rank):
-                    excluded = (
-                        excluded_queries(self.excluding, head, start, stop),
-                        excluded_keys(self.excluding, head, first, last),
-                    )
+                    excluded = excluded_queries(forms, head, *here), excluded_keys(forms, head, *there)
                     yield SmallProblem(own_rows, tokens, False, None, source, *excluded)
                 if self._sees(source, rank):
-                    excluded = (
-                        excluded_queries(self.excluding, head, first, last),
-                        excluded_keys(self.excluding, head, start, stop, self.tokens.columns),
-                    )
+                    excluded = excluded_queries(forms, head, *there), excluded_keys(forms, head, *here, self.tokens.columns)
                     yield SmallProblem(tokens, own_rows, False, None, source, *excluded)
 
     @cached_property

@@ -27,12 +27,9 @@ from dilkit.pattern.lowering import Band
 class WindowExchange(BranchExchange):
     """The halo of a sliding window."""
 
+    kind = "halo"
     band: Band
     excluding: Forms
-
-    @property
-    def kind(self) -> str:
-        return "halo"
 
     @property
     def reach(self) -> int:
@@ -85,7 +82,6 @@ class WindowExchange(BranchExchange):
                         yield problem._replace(excluded_queries=excluded[0], excluded_keys=excluded[1])
 
     def _of_residue(self, residue: int, queries: HeadRows, keys: HeadRows, source: int) -> Iterator[SmallProblem]:
-        """Yield the problems of the rows `residue`, `residue + rate`, ... of both sides."""
         rate, after = self.band.rate, queries.start >= keys.start + keys.size
         (v0, v1), (u0, u1) = (
             [-((residue - x) // rate) for x in (rows.start, rows.start + rows.size)] for rows in (queries, keys)

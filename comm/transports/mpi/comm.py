@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from dilkit.comm.transports import staging
 from dilkit.comm.transports.base import DEFAULT_TIMEOUT, Comm, PeerBytes
 from dilkit.comm.transports.errors import CommTimeout
 from dilkit.comm.transports.mpi.job_end import end_job, end_job_on_failure, leave_together
 from dilkit.comm.transports.mpi.library import cuda_aware, mpi
 from dilkit.comm.transports.mpi.requests import MPIExchange, poll
 from dilkit.comm.transports.rank_errors import print_error
+from dilkit.comm.transports.staging import staged
 
 
 class MPIComm(Comm):
@@ -62,21 +62,16 @@ class MPIComm(Comm):
         return duplicate
 
     def _post(self, send: PeerBytes, recv: PeerBytes, device: torch.device, number: int, step: str) -> Callable[[], None]:
-        exchange = MPIExchange(self._comm, number, step)
+        def post(send: PeerBytes, recv: PeerBytes) -> Callable[[], None]:
+            exchange = MPIExchange(self._comm, number, step)
+            exchange.post(send, recv)
+            return lambda: exchange.wait(self.timeout)
+
         if not self._reads(device):
-            staged = staging.host_buffers(recv)
-            exchange.post(staging.host_copies(send, device), staged)
-
-            def finish() -> None:
-                exchange.wait(self.timeout)
-                staging.copy_back(staged, recv)
-
-            return finish
+            return staged(post, send, recv, device)
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()  # MPI knows nothing of streams
-        exchange.post(send, recv)
-        return lambda: exchange.wait(self.timeout)
+        return post(send, recv)
 
     def _reads(self, device: torch.device) -> bool:
-        """Whether MPI can be given the memory of tensors on `device`."""
         return device.type == "cpu" or (device.type == "cuda" and cuda_aware())

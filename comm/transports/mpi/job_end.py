@@ -30,7 +30,6 @@ FORWARDING_SECONDS = 0.2
 """What a launcher has not passed on when a rank asks for the end may never be seen: MPICH's drops it at times."""
 
 _communicators: list[tuple[Any, float]] = []
-"""Those of this process's transports, with their timeouts."""
 
 
 def end_job_on_failure() -> None:

@@ -8,7 +8,7 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -55,8 +55,9 @@ class MPIExchange:
         """Begin, receives first: what arrives is then written where it belongs at once."""
         in_progress.add(self)
         for posted, post, messages in ((self.receives, self.comm.Irecv, recv), (self.sends, self.comm.Isend, send)):
-            for peer, piece in pieces(messages):
-                posted.append(self._call_mpi(peer, partial(MPIRequest, post, peer, piece, self.tag)))
+            for peer, message in messages:
+                for piece in torch.split(message, PIECE_BYTES):  # MPI keeps pieces of one tag in order
+                    posted.append(self._call_mpi(peer, partial(MPIRequest, post, peer, piece, self.tag)))
         if thread := progress_thread():
             thread.begin()
 
@@ -98,13 +99,6 @@ class MPIExchange:
 def progress_thread() -> ProgressThread | None:
     """That of this process; None where only one thread may call MPI."""
     return ProgressThread(in_progress) if threads_may_call_mpi() else None
-
-
-def pieces(messages: PeerBytes) -> Iterator[tuple[int, Tensor]]:
-    """`messages` cut into pieces. MPI keeps pieces of one message in order, so all can have the same tag."""
-    for peer, message in messages:
-        for piece in torch.split(message, PIECE_BYTES):
-            yield peer, piece
 
 
 def poll(unfinished: Callable[[], int], timeout: float) -> bool:
