@@ -31,7 +31,6 @@ def check(step, problem):
 
 
 cdef Checked checked(step, problem):
-    """A step with the addresses of its tensors, as `check` holds it against them."""
     cdef Checked c = Checked()
     cdef tuple stored = step.stored
     c.heads, c.kv_heads, c.dim = problem.heads, problem.kv_heads, problem.head_dim
@@ -171,7 +170,6 @@ cdef str why_beyond(const int64_t *place, Checked c):
 
 
 cdef int check_heads(str name, int64_t i, const int64_t *line, Checked c) except -1:
-    """The query rows, or new rows, and the heads of a span or write."""
     cdef int64_t last = line[FIRST_HEAD]
     if not (0 <= line[ROW] and 0 <= line[ROWS] <= c.rows and line[ROW] <= c.rows - line[ROWS]):
         raise ValueError(f"{name}[{i}]: row={line[ROW]}, rows={line[ROWS]}; some of the {c.rows} rows are needed")
@@ -225,7 +223,6 @@ cdef int check_spans(step, Checked c) except -1:
 
 
 cdef int check_pages(int64_t i, const int64_t *line, Checked c) except -1:
-    """The pages of a span, and that all of their rows lie in its tensors."""
     cdef int64_t last = line[PAGE_FIRST], listed = c.pages.shape[0], number, most = 0
     if line[PAGE_ROWS] < 1 or line[PAGE] < 0 or line[PAGE_STEP] < 1 or last < 0 or not moves(&last, line[SEEN], line[PAGE_STEP], MOST_POSITIONS):
         raise ValueError(

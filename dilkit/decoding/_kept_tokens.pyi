@@ -3,7 +3,7 @@ from numpy.typing import NDArray
 
 from dilkit.pattern import Branch, Pattern
 from dilkit.pattern.heads import Heads
-from dilkit.pattern.lowering import Form, Segments
+from dilkit.pattern.lowering import Segments
 
 class KeptTokens:
     branch: Branch
@@ -32,5 +32,4 @@ class OfGlobal(KeptTokens):
     ) -> None: ...
 
 def kept_tokens(pattern: Pattern, given: Heads) -> tuple[tuple[KeptTokens, ...], ...]: ...
-def kept_of_form(form: Form, group: int, branch: Branch | None = None, place: int = 0) -> tuple[KeptTokens, ...]: ...
 def kept_of_segments(form: Segments, group: int, branch: Branch | None = None, place: int = 0) -> tuple[OfSegments, ...]: ...

@@ -60,11 +60,9 @@ cdef class KeptTokens:
         return 0
 
     def before(self, int64_t token):
-        """Count the kept tokens before `token`."""
         return self.before_token(token)
 
     def tokens(self, indices):
-        """Return the tokens of these indices."""
         return indices
 
     def seen(self, int64_t row):

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dilkit.decoding._kept_tokens import KeptTokens
-from dilkit.decoding.pages import PagePool
+from dilkit.decoding.paged_attention import PagePool
 
 class Stream:
     kept: KeptTokens

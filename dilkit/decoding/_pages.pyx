@@ -27,7 +27,6 @@ cdef enum:
 
 
 cdef inline int64_t pages_of(int64_t rows, int64_t room) noexcept:
-    """Count the pages that so many rows take."""
     return (rows - 1) // room + 1 if rows > 0 else 0
 
 
@@ -54,7 +53,6 @@ cdef class Numbers:
         return self.start + self.count - count
 
     cdef object array(self):
-        """Copy them to an array of numpy."""
         cdef int64_t[::1] copied
         array = np.empty(self.count, np.int64)
         if self.count:
@@ -87,7 +85,6 @@ cdef class Stream:
 
     @property
     def pages(self):
-        """The numbers of its pages."""
         return self.numbers.array().tolist()
 
     cdef int64_t pages_for(self, int64_t stop) except -1:
@@ -98,7 +95,6 @@ cdef class Stream:
         return pages_of(stop - base, self.room) - self.numbers.count + self.shares_last()
 
     cpdef int extend(self, int64_t stop) except -1:
-        """Make room for rows up to `stop`."""
         if self.numbers.count == 0:
             self.base, self.first = self.stop // self.room * self.room, self.stop
         elif self.shares_last():
@@ -131,7 +127,6 @@ cdef class Stream:
         return 0
 
     def crop(self, int64_t stop):
-        """Forget the rows from `stop` on."""
         cdef int64_t i, keep = min(pages_of(stop - self.base, self.room), self.numbers.count)
         self.pool.release([self.numbers.start[i] for i in range(keep, self.numbers.count)])
         self.numbers.count, self.stop = keep, stop
@@ -142,7 +137,6 @@ cdef class Stream:
         self.numbers.count = self.base = self.first = self.stop = 0
 
     def fork(self):
-        """A stream with the same rows in the same pages."""
         self.pool.hold(self.pages)
         return stream_again(self.kept, self.pool, self.width, self.base, self.first, self.stop, self.pages)
 
@@ -162,7 +156,6 @@ cdef class Stream:
 
 
 def stream_again(kept, pool, width, int64_t base, int64_t first, int64_t stop, pages):
-    """A stream as another was."""
     cdef Stream stream = Stream(kept, pool, width)
     stream.base, stream.first, stream.stop = base, first, stop
     for page in pages:
@@ -171,7 +164,6 @@ def stream_again(kept, pool, width, int64_t base, int64_t first, int64_t stop, p
 
 
 def pages_for(tuple streams, int64_t stop):
-    """Count the pages that must be free for the tokens before `stop`."""
     cdef Stream stream
     cdef int64_t total = 0
     for stream in streams:
@@ -180,7 +172,6 @@ def pages_for(tuple streams, int64_t stop):
 
 
 def forget_before(tuple streams, int64_t row):
-    """Give the pages back that no row from `row` on sees."""
     cdef Stream stream
     for stream in streams:
         stream.forget_before(stream.kept.needed_from(row))
@@ -210,10 +201,9 @@ cdef class SpanTables:
         return self.page_numbers.array()
 
     def add(self, tuple streams, int64_t token, int64_t row, int64_t count):
-        """The query rows from `row` on are those of the tokens from `token` on, so many of them, which now are taken in.
+        """Take in the tokens from `token` on as the query rows from `row` on.
 
-        Returns the spans of which more is to be said, each with its stream and the token of its row: tokens at no equal distances, and
-        what the branch shows pair by pair.
+        Returns the spans with tokens at no equal distances, or pairs that are not seen, each with its stream and the token of its row.
         """
         cdef Stream stream
         cdef int64_t i
@@ -234,7 +224,6 @@ cdef class SpanTables:
         return unfinished
 
     cdef int write(self, Stream stream, int64_t row, int64_t token) except -1:
-        """Add where the new row goes, if the stream keeps it."""
         cdef int64_t index = stream.kept.before_token(token), offset
         cdef int64_t *line
         if stream.kept.before_token(token + 1) > index:
@@ -263,9 +252,7 @@ cdef class SpanTables:
         return 0
 
     def place(self, int64_t span, int64_t positions):
-        """Set the number of the tensor of the positions of a span."""
         self.span_numbers.start[span * SPAN_COLUMNS + POSITIONS] = positions
 
     def leave_out(self, int64_t span, int64_t unseen):
-        """Set the number of the tensor of what is not seen of a span after all."""
         self.span_numbers.start[span * SPAN_COLUMNS + UNSEEN] = unseen

@@ -57,9 +57,8 @@ cdef class Slots:
     """The memory of a store, and in which slots the rows of several `KeptTokens` are, whose heads lie one after the other.
 
     The row of index i is in slot i; of a segment in slot `i mod round`; of a ring, which has `most` slots at most, in `i mod count`.
-    `length`: of segments. `unseen`: of each of `kept`, what a row does not see after all, as in `Step.unseen`, or None. `places`: the
-    tokens of all rows, where they are at no equal distances. `latest`: the token after the last that was stored, whether it was taken
-    back or not.
+    `length`: of segments. `unseen`: of each of `kept`, as in `Step.unseen`, or None. `places`: the tokens of all rows, where they are
+    at no equal distances. `latest`: the token after the last that was stored, taken back or not.
     """
 
     cdef readonly object rows
@@ -83,7 +82,6 @@ cdef class Slots:
         return slots_again, (self.arguments, self.rows, self.latest)
 
     def lay_out(self, rows):
-        """Keys and values are in `rows` `(2, heads, batch, slots, width)` from now on."""
         cdef Lines lines
         cdef int64_t first = 0
         _, heads, batch, self.count, self.width = rows.shape
@@ -103,7 +101,6 @@ cdef class Slots:
 
 
 def slots_again(arguments, rows, latest):
-    """`Slots` as they were copied."""
     slots = Slots(*arguments)
     slots.lay_out(rows)
     slots.latest = latest
@@ -111,7 +108,6 @@ def slots_again(arguments, rows, latest):
 
 
 cdef class StepTables:
-    """Spans and writes of so many stores, and the tensors beside them."""
 
     cdef readonly object spans, writes
     cdef readonly tuple positions, unseen
@@ -123,7 +119,6 @@ cdef class StepTables:
         self.positions = self.unseen = ()
 
     def begin(self):
-        """Nothing is seen and nothing written."""
         cdef Py_ssize_t i
         for i in range(self.span_lines.shape[0]):
             self.span_lines[i, SEEN] = 0
@@ -194,10 +189,7 @@ cdef class StepTables:
         return 0
 
     def see_part(self, Py_ssize_t number, stored, heads, int64_t query, tokens, unseen):
-        """The row of token `query` sees what is `stored` `(2, heads, batch, slots, width)` of `tokens`, a part of the rows of a store.
-
-        But not what is `unseen`, as in `Step.unseen`; None: all.
-        """
+        """The row of token `query` sees `stored` `(2, heads, batch, slots, width)` of `tokens`, but not what is `unseen`."""
         cdef int64_t *line = &self.span_lines[ARCS * number, 0]
         line[ROW], line[ROWS], line[FIRST_HEAD], line[HEAD_STEP] = 0, stored.shape[2], heads.start, heads.step or 1
         line[HEADS], line[SEEN], line[QUERY_POSITION] = stored.shape[1], stored.shape[3], query
@@ -214,12 +206,10 @@ cdef class StepTables:
             self.leave_out(number, unseen)
 
     def place(self, Py_ssize_t number, positions):
-        """Set the positions of the rows that are seen of store `number`."""
         self.span_lines[ARCS * number, POSITIONS] = len(self.positions)
         self.positions += (positions,)
 
     def leave_out(self, Py_ssize_t number, unseen):
-        """Set what is not seen of the first span of store `number`, as in `Step.unseen`."""
         self.span_lines[ARCS * number, UNSEEN] = len(self.unseen)
         self.unseen += (unseen,)
 

@@ -53,10 +53,7 @@ class BranchStore(ABC):
 
     @abstractmethod
     def extend(self, seen: int, new: Tensor) -> list[Block]:
-        """Store what the branch keeps of the rows after `seen`, and return what they see.
-
-        `new` `(2, kv_heads, batch, rows, width)`: encoded keys and values of `at_once` rows at most.
-        """
+        """Store what the branch keeps of rows after `seen`, `new` `(2, kv_heads, batch, rows, width)`; return what they see."""
 
     def make_room(self, seen: int) -> bool:
         """Make room for the row after `seen`. Return False, and do nothing, if only `extend` knows what the row sees."""
@@ -64,7 +61,6 @@ class BranchStore(ABC):
 
     @property
     def rows(self) -> Tensor:
-        """Keys and values `(2, heads, batch, slots, width)`."""
         return self.slots.rows
 
     @rows.setter
@@ -81,10 +77,7 @@ class BranchStore(ABC):
 
     @abstractmethod
     def append_last(self, seen: int, key: Tensor, value: Tensor) -> None:
-        """Store what later rows see of a chunk that sees none of the rows before and ends after `seen` tokens.
-
-        `key` and `value`: `(batch, rows, kv_heads, width)`, encoded.
-        """
+        """Store what later rows see of a chunk `(batch, rows, kv_heads, width)` that ends after `seen` and sees none before."""
 
     @abstractmethod
     def needed_from(self, length: int) -> int:
@@ -103,19 +96,16 @@ class BranchStore(ABC):
         """True if so many slots, with `since` and `latest`, can be what was kept after `seen` tokens."""
 
     def reorder(self, indices: Tensor) -> None:
-        """Take the sequences `indices` instead."""
         with torch.inference_mode(False):
             self.rows, self.saved = (x.index_select(2, indices) for x in (self.rows, self.saved))
 
     def _reserve(self, slots: int, most: int) -> None:
-        """Make room for so many slots: twice what there was, but never more than `most`."""
         if slots > (room := self.slots.count):
             grown = self._grown(min(most, max(slots, 2 * room, FIRST_SLOTS)))
             grown[:, :, :, :room] = self.rows
             self.rows = grown
 
     def _grown(self, slots: int) -> Tensor:
-        """Return zeros like `rows`, with so many slots."""
         with torch.inference_mode(False):
             return self.rows.new_zeros(*self.rows.shape[:3], slots, self.rows.shape[4])
 
@@ -153,10 +143,7 @@ class Block:
         return self.stored.shape[3]
 
     def score(self, query: Tensor, scores: Tensor, scale: float, changed: Scores) -> None:
-        """Fill `scores` `(heads, batch, rows, group, slots)` with `scale * q . k`, and -inf where a row does not see a key.
-
-        They are capped, and have a bias, as `changed` says.
-        """
+        """Fill `scores` `(heads, batch, rows, group, slots)` with `scale * q . k`, changed as `changed` says; -inf if unseen."""
         rows, keys = query[self.heads, :, self.rows].flatten(2, 3).flatten(0, 1), self.stored[0].flatten(0, 1)
         if rows.dtype == torch.float16:  # whose largest number a product may exceed before it is scaled
             rows, keys = rows.float(), keys.float()
@@ -172,10 +159,7 @@ class Block:
             scores.masked_fill_(self.unseen, -torch.inf)
 
     def gather(self, weights: Tensor, out: Tensor, careful: bool) -> None:
-        """Add the values times `weights`, which is like `scores`, to `out` `(kv_heads, batch, rows, group, head_dim)`.
-
-        `careful`: values of weight 0 add nothing, be they NaN.
-        """
+        """Add `weights` times values to `out` `(kv_heads, batch, rows, group, head_dim)`; if `careful`, 0 times NaN is 0."""
         target, values = out[self.heads, :, self.rows], self.stored[1].flatten(0, 1)
         if self.unseen is not None:
             weights = weights.masked_fill(self.unseen, 0.0)  # of a row that sees nothing they are NaN
@@ -191,10 +175,7 @@ class Block:
 def seen_by(
     branches: Iterable[Branch], queries: Positions, keys: Positions, given: Heads, heads: slice, device: torch.device
 ) -> Tensor:
-    """True where any of `branches` shows a query a key, causality aside, for the key/value heads `heads` of those `given`.
-
-    Bool `(heads, 1, rows, group, slots)`, or with one entry for all heads and groups.
-    """
+    """True where any of `branches` shows a query a key, causality aside: `(heads or 1, 1, rows, group or 1, slots)`."""
     rows, columns = (positions(x, device) for x in (queries, keys))
     seen = torch.zeros(1, len(rows), len(columns), dtype=torch.bool, device=device)
     for branch in branches:
@@ -217,5 +198,4 @@ def unseen_by(branch: Branch, queries: Positions, keys: Positions, given: Heads,
 
 
 def positions(given: Positions, device: torch.device) -> Tensor:
-    """Return positions as int64 `(n,)`."""
     return given if isinstance(given, Tensor) else torch.arange(given.start, given.stop, given.step, device=device)

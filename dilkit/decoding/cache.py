@@ -119,8 +119,7 @@ class DilatedCache:
     def allocated_nbytes(self) -> int:
         """Bytes of the memory that is held for them, which grows with need.
 
-        A branch doubles it when it is full, up to `ceil(w_b / r_b)` rows a head; `rollback` adds `ceil(rollback / r_b)`. A window
-        has at most `window` rows, to a multiple of its rate, and `rollback` more, or 64 more where chunks come.
+        A branch doubles it when it is full, up to the rows that it needs; a window has up to 64 rows more where chunks come.
         """
         return sum(x.nbytes for store in self._stores for x in (store.rows, store.saved))
 
@@ -196,7 +195,6 @@ class DilatedCache:
         return step if as_chosen else None
 
     def _next(self, step: PreparedStep, rows: Rows, sink: Tensor | None, bias: LoweredBias | None) -> Tensor:
-        """Attend with one row of each sequence, in one call of a kernel."""
         out = step.attend(self._stores, self._seen, rows, sink, bias)
         self._see(1)
         return out
@@ -208,7 +206,6 @@ class DilatedCache:
     def _prepared(
         self, layout: Layout, query: Tensor, key: Tensor, scores: ScoreOptions, backend: str | Sequence[str] | None
     ) -> PreparedStep | None:
-        """Return the step of these facts; select a backend again if one of them has changed."""
         chosen_by = requested_backends(backend), state()
         facts = StepFacts(layout, scores.scale, scores.changed.softcap, scores.changed.form, *chosen_by)
         if self._step is None or self._step.facts != facts:
@@ -269,7 +266,6 @@ class DilatedCache:
         self._longest = max((store.latest for store in self._stores), default=0)
 
     def _check_backend(self, query: Tensor, key: Tensor, scores: ScoreOptions, backend: str | Sequence[str] | None) -> None:
-        """Raise, before anything is kept, for an unknown one, or if none can compute those of the rows that need one."""
         before = -self._seen % self._period
         needed = query.shape[1] - before > 1
         if needed or backend is not None:
@@ -279,7 +275,6 @@ class DilatedCache:
             select(replace(prompt, softcap=scores.changed.softcap, bias=scores.changed.form), requested)
 
     def _at_once(self, rows: int, layout: Layout) -> int:
-        """Return how many of the next `rows` rows are taken together."""
         if self._fresh(rows):
             return rows
         rows = min(rows, *(store.at_once(self._seen) for store in self._stores))
@@ -291,7 +286,6 @@ class DilatedCache:
         return rows > 1 and self._seen % self._period == 0
 
     def _attended(self, rows: Rows, scores: ScoreOptions, layout: Layout, backend: str | Sequence[str] | None) -> Tensor:
-        """Attend with a chunk: by the operator if it is fresh."""
         query, key, value = rows
         if not self._fresh(count := query.shape[1]):
             return attend_chunk(self._stores, self._seen, rows, scores, shared_heads(self.pattern, layout))
@@ -307,7 +301,6 @@ class DilatedCache:
         return out.to(dtype)
 
     def _checked(self, query: Tensor, key: Tensor, value: Tensor, sink: Tensor | None) -> Layout:
-        """Return the layout of a call. Raises TypeError or ValueError if it does not fit that of the cache."""
         if torch._C._are_functorch_transforms_active():
             raise ValueError("a cache cannot keep the rows of vmap and other transforms; make the mapped dimension a batch")
         if self._seen and self._layout is not None and self._are_as_before(query, key, value):
@@ -334,7 +327,6 @@ class DilatedCache:
         return layout
 
     def _are_as_before(self, *rows: Tensor) -> bool:
-        """True if these have the facts of the last rows, and so fit each other and the cache."""
         for x in rows:
             if type(x) is not Tensor:
                 return False

@@ -43,12 +43,10 @@ class GlobalStore(BranchStore):
         super().__init__(branch, len(heads), layout, rollback, Slots((kept_tokens,), (None,), places=self.places))
 
     def _slots(self, tokens: int) -> int:
-        """Count the tokens that are kept of the first `tokens`."""
         return min(tokens, self.before) if self.since < self.before else bisect_left(self.tokens, tokens)
 
     @property
     def _most(self) -> int:
-        """Slots that there will ever be."""
         return self.before if self.since < self.before else len(self.tokens)
 
     def at_once(self, seen: int) -> int:

@@ -1,8 +1,6 @@
 """Layout of the rows that caches keep: sizes, dtype and device, and the encoding of a stored row.
 
 int8    | head_dim integers | scale, the four bytes of a float32 |       row = scale * integers, scale = max |row| / 127
-
-An integer is the nearest to row / scale, so that a number is off by at most scale / 2.
 """
 
 from __future__ import annotations
@@ -35,17 +33,14 @@ class Layout:
 
     @property
     def width(self) -> int:
-        """Elements of a row that is kept."""
         return width_of(self.head_dim, self.stored)
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """Return the name of a dtype in `dilkit.problem.DTYPES` and `STORED`."""
     return str(dtype).removeprefix("torch.")
 
 
 def width_of(head_dim: int, dtype: torch.dtype) -> int:
-    """Return the elements of a row that is stored in `dtype`."""
     return head_dim + (SCALE_BYTES if dtype == torch.int8 else 0)
 
 
@@ -61,7 +56,6 @@ def encoded(rows: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def decoded(stored: Tensor, dtype: torch.dtype) -> Tensor:
-    """Decode stored rows to numbers of `dtype`, `(..., head_dim)`."""
     if stored.dtype != torch.int8:
         return stored.to(dtype)
     scale = stored[..., -SCALE_BYTES:].clone(memory_format=torch.contiguous_format)  # a view need not begin where a float32 may

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -15,10 +15,9 @@ from torch import Tensor
 from dilkit.bias.base import Bias
 from dilkit.checks import real, shown
 from dilkit.decoding._kept_tokens import KeptTokens
-from dilkit.decoding._pages import SpanTables
+from dilkit.decoding._pages import SpanTables, Stream, forget_before, pages_for
 from dilkit.decoding.branch_store import seen_by
 from dilkit.decoding.layout import Layout, check_no_gradient, decoded, encoded, name_of, sink_logits
-from dilkit.decoding.pages import PagePool, SequenceRows
 from dilkit.decoding.protocol import DecodingBackend, Step, decoding_backend
 from dilkit.inputs import Inputs
 from dilkit.op.arguments import call_of, check_inputs
@@ -30,6 +29,148 @@ from dilkit.pattern import Branch, Pattern
 from dilkit.pattern.heads import Heads
 from dilkit.problem import Problem
 from dilkit.selector import requested_backends, select
+
+
+class PoolFullError(ValueError):
+    """ValueError of a call that needs more pages than are free; nothing has been changed.
+
+    Example:
+
+        >>> import torch
+        >>> from dilkit import PagedCache, Pattern, PoolFullError
+        >>> cache = PagedCache(Pattern.dense(), heads=1, kv_heads=1, head_dim=4, nbytes=4096)  # 8 pages of 16 tokens
+        >>> rows = torch.zeros(3, 129, 1, 4).unbind()
+        >>> try:
+        ...     cache.attend(*rows, [cache.add()], [129])
+        ... except PoolFullError as error:
+        ...     print(error)
+        9 pages are needed and 8 of 8 are free (4096 bytes in all); drop sequences, or make a PagedCache of more bytes (nbytes=)
+    """
+
+
+class PagePool:
+    """Pages of keys and values, `rows` `(2, pages, numbers)`; each is free, or held by streams that began as one."""
+
+    def __init__(self, pages: int, numbers: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.numbers = numbers
+        with torch.inference_mode(False):  # a tensor made in inference mode could not be written to outside of it
+            self.rows = torch.zeros(2, pages, numbers, dtype=dtype, device=device)
+        self._holders = [0] * pages
+        self._free = list(range(pages - 1, -1, -1))
+
+    @property
+    def pages(self) -> int:
+        return len(self._holders)
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes
+
+    def check_free(self, needed: int) -> None:
+        if needed > self.free:
+            raise PoolFullError(
+                f"{needed} pages are needed and {self.free} of {self.pages} are free ({self.nbytes} bytes in all); drop "
+                "sequences, or make a PagedCache of more bytes (nbytes=)"
+            )
+
+    def take(self) -> int:
+        self.check_free(1)
+        page = self._free.pop()
+        self._holders[page] = 1
+        return page
+
+    def hold(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            self._holders[page] += 1
+
+    def release(self, pages: Iterable[int]) -> None:
+        """Take a holder from these pages; without any they are free."""
+        for page in pages:
+            self._holders[page] -= 1
+            if not self._holders[page]:
+                self._free.append(page)
+
+    def is_shared(self, page: int) -> bool:
+        return self._holders[page] > 1
+
+    def own(self, page: int) -> int:
+        copy = self.take()
+        self.rows[:, copy] = self.rows[:, page]
+        self.release((page,))
+        return copy
+
+
+class SequenceRows:
+    """Streams of a sequence after `seen` tokens; `rollback` tokens before its `longest` length can be taken back."""
+
+    def __init__(self, streams: Iterable[Stream], rollback: int, seen: int = 0, longest: int = 0) -> None:
+        self.streams, self.rollback, self.seen, self.longest = tuple(streams), rollback, seen, longest
+
+    def pages_for(self, count: int) -> int:
+        """Count the pages that must be free for `count` rows more, one after the other."""
+        return pages_for(self.streams, self.seen + count)
+
+    def pages_for_prompt(self, count: int) -> int:
+        """Count those for `append_prompt`, without pages that are given back before."""
+        total = 0
+        for stream, indices, begins in self._prompt_rows(count):
+            if not begins:
+                total += pages_for((stream,), self.seen + count)
+            elif indices:
+                total += -(-indices.stop // stream.room) - indices.start // stream.room
+        return total
+
+    def append_prompt(self, key: Tensor, value: Tensor) -> None:
+        """Store what later rows see of rows `key` and `value` `(count, kv_heads, head_dim)`, which see none of those before."""
+        for stream, indices, begins in self._prompt_rows(len(key)):
+            kept_tokens = stream.kept
+            if begins:
+                stream.begin(indices.start)
+            if indices:
+                stream.extend(indices.stop)
+                rows = np.asarray(kept_tokens.tokens(indices)) - self.seen
+                heads = slice(kept_tokens.head, None, kept_tokens.head_step)
+                stream.put(indices.start, *(x[rows][:, heads][:, : kept_tokens.heads] for x in (key, value)))
+        self.seen += len(key)
+
+    def _prompt_rows(self, count: int) -> Iterator[tuple[Stream, range, bool]]:
+        """Yield each stream with the indices of its rows of a prompt that later rows see; True if they see none before these."""
+        next_row = max(0, self.seen + count - self.rollback)
+        for stream in self.streams:
+            first, begin = stream.kept.needed(next_row), stream.kept.before(self.seen)
+            yield stream, range(max(first, begin), stream.kept.before(self.seen + count)), first >= begin
+
+    def go_back(self, seen: int) -> None:
+        """Forget all rows since `seen` tokens, provided that no page was given back since."""
+        self.seen = seen
+        for stream in self.streams:
+            stream.crop(min(stream.stop, stream.kept.before(seen)))
+
+    def forget(self) -> None:
+        self.longest = max(self.longest, self.seen)
+        forget_before(self.streams, max(0, self.seen - self.rollback))
+
+    def can_crop(self, length: int) -> bool:
+        return length == 0 or all(stream.kept.needed(length) >= stream.first for stream in self.streams)
+
+    def crop(self, length: int) -> None:
+        for stream in self.streams:
+            stream.crop(stream.kept.before(length))
+            if length == 0:
+                stream.clear()
+        self.seen, self.longest = length, self.longest if length else 0
+
+    def fork(self) -> SequenceRows:
+        return SequenceRows([stream.fork() for stream in self.streams], self.rollback, self.seen, self.longest)
+
+    def clear(self) -> None:
+        for stream in self.streams:
+            stream.clear()
+
 
 Rows = tuple[Tensor, Tensor, Tensor]
 """Query, key and value, `(rows, heads, head_dim)`."""
@@ -71,7 +212,6 @@ def prepare_call(
 
 
 def check_rows(rows: Rows, pattern: Pattern, layout: Layout, sink: Tensor | None) -> None:
-    """Raise TypeError or ValueError unless the rows are those of a cache with this layout."""
     if torch._C._are_functorch_transforms_active():
         raise ValueError("a cache cannot keep the rows of vmap and other transforms")
     query, key, value = (batch_of_one(name, x) for name, x in zip(("query", "key", "value"), rows, strict=True))
@@ -84,37 +224,27 @@ def check_rows(rows: Rows, pattern: Pattern, layout: Layout, sink: Tensor | None
             )
 
 
-class Prompt(NamedTuple):
-    """Rows of one sequence in a call that see none before them, and the token of the first of them."""
-
-    rows: slice
-    token: int = 0
-
-
 def attend_prompts(
-    prompts: Sequence[Prompt], rows: Rows, out: Tensor, pattern: Pattern, layout: Layout, call: PackedCall
+    prompts: Sequence[tuple[slice, int]], rows: Rows, out: Tensor, pattern: Pattern, layout: Layout, call: PackedCall
 ) -> None:
-    """Write the attention of all prompts into `out`, as if keys and values had been stored."""
-    query, key, value = (torch.cat([x[prompt.rows] for prompt in prompts])[None] for x in rows)
+    """Write into `out` the attention of prompts, which see no rows before: rows of `rows`, and the token of the first of them."""
+    query, key, value = (torch.cat([x[part] for part, _ in prompts])[None] for x in rows)
     if layout.stored != layout.dtype:
         wide = lse_dtype(query.dtype)
         query, key, value = query.to(wide), *(decoded(encoded(x, layout.stored), wide) for x in (key, value))
-    counts = [prompt.rows.stop - prompt.rows.start for prompt in prompts]
+    counts = [part.stop - part.start for part, _ in prompts]
     cu_seqlens = torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=query.device)
-    spans = [(prompt.token, prompt.token + count) for prompt, count in zip(prompts, counts, strict=True)]
-    scores = call.scores.of_rows(torch.cat([torch.arange(*span, device=query.device) for span in spans]))
+    places = [torch.arange(token, token + count, device=query.device) for (_, token), count in zip(prompts, counts, strict=True)]
+    scores = call.scores.of_rows(torch.cat(places))
     inputs = Inputs(query, key, value, cu_seqlens=cu_seqlens, sink=call.sink)
     computed = attend(*call_of(inputs, pattern, True, call.problem.scale, call.asked, scores=scores))[0][0]
-    for prompt, part in zip(prompts, torch.split(computed, counts), strict=True):
-        out[prompt.rows] = part
+    for (part, _), of_prompt in zip(prompts, torch.split(computed, counts), strict=True):
+        out[part] = of_prompt
 
 
 @dataclass
 class PagedSpans:
-    """Tables of a step over pages, to which the rows of one sequence after the other are added, with the tensors beside them.
-
-    `once`: the branches of the pattern where a key that several show counts once, else none.
-    """
+    """Tables of a step over pages, sequence by sequence; `once`: the branches where a key that several show counts once."""
 
     given: Heads
     once: tuple[Branch, ...]
@@ -147,17 +277,13 @@ class PagedSpans:
 
 
 def on_device(tokens: range | NDArray[np.int64], device: torch.device) -> range | Tensor:
-    """Return tokens that are at no equal distances as a tensor."""
     return tokens if isinstance(tokens, range) else torch.from_numpy(tokens).to(device)
 
 
 def unseen_of(
     kept: KeptTokens, token: int, tokens: range | Tensor, given: Heads, once: tuple[Branch, ...], device: torch.device
 ) -> Tensor | None:
-    """True for those of `tokens` that the row of `token` does not see after all; None if it sees all.
-
-    Bool `(heads or 1, group or 1, count)`: those that the branch does not show, and those that a branch of `once` before it does.
-    """
+    """True for `tokens` that the row of `token` does not see, `(heads or 1, group or 1, count)`; None if it sees all."""
     earlier = once[: kept.place]
     if not kept.masked and not earlier:
         return None

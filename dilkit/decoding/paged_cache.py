@@ -17,13 +17,13 @@ from dilkit.decoding.layout import Layout, name_of
 from dilkit.decoding.paged_attention import (
     PackedCall,
     PagedSpans,
-    Prompt,
+    PagePool,
     Rows,
+    SequenceRows,
     attend_prompts,
     check_rows,
     prepare_call,
 )
-from dilkit.decoding.pages import PagePool, SequenceRows
 from dilkit.decoding.stores import check_decodable
 from dilkit.op.arguments import check_pattern
 from dilkit.op.autocast import in_given_dtypes
@@ -33,8 +33,6 @@ from dilkit.problem import DTYPES, STORED
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows of one sequence in a call; `is_prompt`: they see none of those before, and are worth a kernel of their own."""
-
     sequence: SequenceRows
     rows: slice
     count: int
@@ -205,8 +203,7 @@ class PagedCache:
         self.pool.check_free(needed + sum([piece.sequence.pages_for(piece.count) for piece in steps]))
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         if prompts:
-            parts = [Prompt(piece.rows, piece.sequence.seen) for piece in prompts]
-            attend_prompts(parts, rows, out, self.pattern, self.layout, call)
+            attend_prompts([(piece.rows, piece.sequence.seen) for piece in prompts], rows, out, self.pattern, self.layout, call)
         if steps:
             of_steps = self._attend_steps(steps, rows, call)
             for piece in steps if prompts else ():
@@ -219,7 +216,6 @@ class PagedCache:
         return out
 
     def _attend_steps(self, pieces: Sequence[Piece], rows: Rows, call: PackedCall) -> Tensor:
-        """Return the attention of these rows; other rows get zeros."""
         spans, before = PagedSpans(self._given, self._once, self.pool), [piece.sequence.seen for piece in pieces]
         try:
             for piece in pieces:
@@ -231,7 +227,6 @@ class PagedCache:
             raise
 
     def _pieces(self, sequences: Sequence[int], counts: Sequence[int] | None, rows: int) -> list[Piece]:
-        """Split the rows of a call by sequence. Raises TypeError or ValueError for numbers that do not fit."""
         numbers = integers("sequences", sequences)
         lengths = [1] * len(numbers) if counts is None else integers("counts", counts, at_least=0)
         if len(lengths) != len(numbers) or sum(lengths) != rows:

@@ -34,10 +34,7 @@ if TYPE_CHECKING:
 
 
 class DecodingBackend(Protocol):
-    """Second protocol of a backend, optional: steps of decoding over rows of the dtypes in `limits.stored`.
-
-    A backend implements it by having the method; it need not inherit from this class.
-    """
+    """Second protocol of a backend, optional: steps of decoding over rows of the dtypes in `limits.stored`."""
 
     name: str
 
@@ -195,5 +192,4 @@ def place(step: Step, problem: Problem, most: int | None = None) -> PlacedStep:
 
 
 def _memory(x: Tensor) -> tuple[int, int]:
-    """Return the address of a tensor, and the elements from there to the end of its memory."""
     return x.data_ptr(), x.untyped_storage().nbytes() // x.element_size() - int(x.storage_offset())

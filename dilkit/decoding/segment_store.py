@@ -26,8 +26,6 @@ from dilkit.pattern.lowering import Segments
 
 
 class HeadClass(NamedTuple):
-    """Key/value heads of one offset: which they are, and where they are stored."""
-
     heads: slice
     stored: slice
 
@@ -136,11 +134,9 @@ class SegmentStore(BranchStore):
 
     @property
     def _most(self) -> int:
-        """Slots of a whole segment."""
         return -(-self.length // self.rate)
 
     def _parts(self, seen: int, count: int) -> list[SegmentPart]:
-        """Split the `count` rows after `seen`, all of one segment, by the class of heads that keeps them."""
         parts = []
         for row in range(min(self.rate, count)):
             slot, offset = divmod(seen % self.length + row, self.rate)
@@ -149,7 +145,6 @@ class SegmentStore(BranchStore):
         return parts
 
     def _append(self, seen: int, parts: list[SegmentPart], new: Tensor) -> None:
-        """Store `parts` of a chunk that begins after `seen`."""
         self._begin(seen)
         self.latest = max(self.latest, seen + new.shape[3])
         self._reserve(max((part.end for part in parts), default=0), self._most)

@@ -35,8 +35,6 @@ Rows = tuple[Tensor, Tensor, Tensor]
 
 
 class ScoreOptions(NamedTuple):
-    """Options of all scores of a call: the scale, the softcap and the bias, and the sink."""
-
     scale: float
     changed: Scores
     sink: Tensor | None
@@ -101,10 +99,7 @@ def shared_heads(pattern: Pattern, layout: Layout) -> Heads | None:
 
 
 def attend_chunk(stores: Sequence[BranchStore], seen: int, rows: Rows, options: ScoreOptions, once: Heads | None) -> Tensor:
-    """Store the keys and values of `rows`, `BranchStore.at_once` of them at most, and return the attention of their queries.
-
-    `once` as from `shared_heads`.
-    """
+    """Store `rows`, `BranchStore.at_once` at most, and return the attention of their queries; `once` as from `shared_heads`."""
     query, key, value = rows
     scale, changed, sink = options
     dtype = query.dtype
@@ -139,7 +134,6 @@ def _gathered(blocks: list[tuple[Block, int]], weights: Tensor, query: Tensor, d
 
 
 def _part(table: Tensor, block: Block, column: int) -> Tensor:
-    """Return the part of `table` `(kv_heads, batch, rows, group, columns)` that is a block's."""
     return table[block.heads, :, block.rows, :, column : column + block.slots]
 
 

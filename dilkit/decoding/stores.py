@@ -21,11 +21,9 @@ from dilkit.pattern.lowering import Band, Form, Global, Segments, forms_of
 from dilkit.problem import DTYPES, STORED
 
 Stores = list[BranchStore]
-"""A store for each branch of a pattern."""
 
 
 def open_stores(pattern: Pattern, layout: Layout, rollback: int) -> Stores:
-    """Make a store for each branch, with nothing in it."""
     heads = pattern.among(layout.heads, layout.kv_heads)
     return [_open_store(branch, heads, layout, rollback) for branch in pattern.branches]
 
@@ -58,15 +56,8 @@ def check_decodable(pattern: Pattern) -> None:
 def kept_count(pattern: Pattern, seq: int, kv_heads: int) -> Tensor:
     """Count the branches in which some row after i sees key j <= i, from the definition alone; int32 `(kv_heads, seq, seq)`.
 
-        kept[g, i, j] = number of branches in which a row i' > i of head g sees j <= i
-
-    Of blocks, all keys are. For small `seq`, to be looked at. Ranges of heads are not taken into account. Raises `PatternError`
-    for heads that do not fit, and for a neighborhood, which `DilatedCache` does not take.
-
-        >>> from dilkit import Pattern
-        >>> from dilkit.decoding.stores import kept_count
-        >>> kept_count(Pattern([4], [2]), 6, 1)[0].tolist()  # token 2 is the last that a segment keeps
-        [[1, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0], [0, 0, 0, 0, 1, 0]]
+    Of blocks, all keys are. Ranges of heads are not taken into account. Raises `PatternError` as `check_decodable`, and for heads
+    that do not fit.
     """
     check_decodable(pattern)
     pattern.check_heads(kv_heads, kv_heads)
@@ -110,8 +101,8 @@ class _RequiredState(TypedDict):
 class CacheState(_RequiredState, total=False):
     """Cache as plain values and tensors, which `torch.save` writes and `torch.load(..., weights_only=True)` reads.
 
-    `pattern` is JSON; `rows`, `saved`, `since` and `latest` have an entry for each branch. `stored`: the dtype of the rows, where
-    that of the queries, `dtype`, is another; without both they are the same.
+    `pattern` is JSON; lists have an entry for each branch. `stored` and `dtype`, that of the queries, are there where they
+    differ.
     """
 
     stored: str
@@ -121,7 +112,6 @@ class CacheState(_RequiredState, total=False):
 def state_of(
     pattern: Pattern, kv_heads: int, layout: Layout | None, rollback: int, stored: str | None, seen: int, stores: Stores
 ) -> CacheState:
-    """Return the state of a cache; its tensors are copies."""
     state = CacheState(
         pattern=pattern.to_json(),
         kv_heads=kv_heads,
@@ -141,7 +131,6 @@ def state_of(
 def loaded(
     state: CacheState, pattern: Pattern, kv_heads: int, rollback: int, stored: str | None
 ) -> tuple[int, Layout | None, Stores]:
-    """Return tokens seen, layout and stores. Raises TypeError or ValueError for anything but a state of such a cache."""
     _check_names(state)
     _check_same(state, pattern, kv_heads, rollback, stored)
     seen, heads = integer("state: seen", state["seen"], at_least=0), integer("state: heads", state["heads"], at_least=0)
@@ -171,7 +160,6 @@ def _check_names(state: object) -> None:
 
 
 def _check_same(state: CacheState, pattern: Pattern, kv_heads: int, rollback: int, stored: str | None) -> None:
-    """Raise TypeError or ValueError unless it is of a cache of the same pattern, heads, rollback and dtype of stored rows."""
     text = state["pattern"]
     if not isinstance(text, str):
         raise TypeError(f"state: pattern is a {type(text).__name__}; the JSON text of a pattern is needed")
@@ -197,7 +185,6 @@ def _layout(state: CacheState, heads: int, kv_heads: int, stored: str | None) ->
 
 
 def _load(store: BranchStore, seen: int, rows: Any, saved: Any, since: Any, latest: Any) -> None:
-    """Put a copy of what was kept for a branch into its store, which has nothing in it."""
     empty = store.rows
     for name, x in (("rows", rows), ("saved", saved)):
         if not _is_plain(x) or (x.dtype, x.device) != (empty.dtype, empty.device):

@@ -28,10 +28,7 @@ ROWS_AT_ONCE = 64
 
 
 class WindowStore(BranchStore):
-    """Keys and values of the last `reach` rows, and those that came with them.
-
-    A row sees its own residue modulo `stride` alone. Slots fill from 0 on, then the oldest row gives way to the newest.
-    """
+    """Keys and values of the last `reach` rows, at last in a ring. A row sees its own residue modulo `stride` alone."""
 
     def __init__(self, branch: Branch, forms: Sequence[Form], given: Heads, layout: Layout, rollback: int) -> None:
         self.given = given

@@ -21,7 +21,6 @@ from dilkit.nn.checks import even_heads
 from dilkit.pattern import Neighborhood, Pattern
 
 LARGEST = 2**20
-"""The largest window in a dimension."""
 
 _pattern: Callable[..., Pattern] = torch.compiler.disable(lru_cache(maxsize=256)(Pattern.natten))
 """`Pattern.natten`, once for each size of a map; torch.compile, which cannot trace it, breaks its graph there."""
@@ -78,7 +77,6 @@ class NeighborhoodAttention(nn.Module):
         return out[(slice(None), *map(slice, shape))] if any(missing) else out
 
     def _attend(self, x: Tensor, pattern: Pattern) -> Tensor:
-        """Return the heads' results side by side, like `x`, a map at least as large as a window."""
         batch, *shape, dim = x.shape
         query, key, value = self.qkv(x).reshape(batch, math.prod(shape), 3, self.num_heads, self.head_dim).unbind(2)
         bias = None

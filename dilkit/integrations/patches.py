@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from threading import RLock
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -39,10 +39,10 @@ class Handle:
 
 
 class Patches(MetaPathFinder):
-    """The patches of modules, by patterns of their names as `fnmatch` reads them, and the function that undoes all of them.
+    """The patches of modules, by patterns of their names (`fnmatch`), and the function that undoes all of them.
 
-    A patch is called for loaded modules when an `install` begins, for others once they are loaded. It may be called more than
-    once, and while a module is being loaded. Modules are found by the finders that come after this one.
+    A patch is called for loaded modules when an `install` begins, for others once they are loaded; it may be called more than
+    once, and while a module is being loaded.
     """
 
     def __init__(self, by_name: Mapping[str, Patch], restore: Callable[[], None]) -> None:
@@ -51,7 +51,6 @@ class Patches(MetaPathFinder):
         """The installations that hold; the last one rules."""
 
     def add(self, handle: Handle) -> None:
-        """Let `handle` hold: modules are patched from now on."""
         with self._lock:
             self.handles.append(handle)
             if self not in sys.meta_path:
@@ -60,7 +59,6 @@ class Patches(MetaPathFinder):
                 self._patch(name, module)
 
     def remove(self, handle: Handle) -> None:
-        """Let `handle` hold no longer, if it does. After the last one patches are taken back."""
         with self._lock:
             if handle in self.handles:
                 self.handles.remove(handle)
@@ -70,7 +68,6 @@ class Patches(MetaPathFinder):
                     sys.meta_path.remove(self)
 
     def loaded(self, module: ModuleType) -> None:
-        """Patch a module that has just been loaded, if an installation still holds."""
         with self._lock:
             if self.handles:
                 self._patch(module.__name__, module)
@@ -87,25 +84,13 @@ class Patches(MetaPathFinder):
         finders = (finder for finder in later if hasattr(finder, "find_spec"))
         spec = next((spec for finder in finders if (spec := finder.find_spec(fullname, path, target))), None)
         if spec is not None and spec.loader is not None:
-            spec.loader = _PatchingLoader(spec.loader, self)
+            loader: Any = spec.loader
+            execute = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                vars(loader).pop("exec_module", None)  # for once: the module keeps its loader
+                execute(module)
+                self.loaded(module)
+
+            loader.exec_module = exec_module
         return spec
-
-
-class _PatchingLoader(Loader):
-    """`loader`, for once: the module keeps `loader` as its own."""
-
-    def __init__(self, loader: Loader, patches: Patches) -> None:
-        self._loader, self._patches = loader, patches
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._loader, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        self._patches.loaded(module)

@@ -106,12 +106,14 @@ class TitanAttention(nn.Module):
         coordinates, tiles = self._coordinates(attn_bias, batch, rows - 1), None
         if bg_mask is not None and batch > 1:
             tiles = _tiles(bg_mask, batch, rows - 1)
-        out = torch.cat([_class_row(q, k, v, tiles), self._tile_rows(q, k, v, coordinates, tiles)], 1)
+        mask = None if tiles is None else F.pad(tiles, (1, 0), value=True)[:, None, None]
+        query, key, value = (x.transpose(1, 2) for x in (q[:, :1], k, v))
+        class_row = F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2)
+        out = torch.cat([class_row, self._tile_rows(q, k, v, coordinates, tiles)], 1)
         result: Tensor = self.proj_drop(self.proj(out.reshape(batch, rows, dim)))
         return result
 
     def _tile_rows(self, q: Tensor, k: Tensor, v: Tensor, coordinates: Tensor, tiles: Tensor | None) -> Tensor:
-        """Return `(batch, tiles, heads, head_dim)`: tiles attend to tiles, merged with the class token."""
         call: Any = dict(key_padding_mask=None if tiles is None else ~tiles, bias=CoordinateAlibi(self.slopes, coordinates))
         seen, lse = dilated_attention(q[:, 1:], k[:, 1:], v[:, 1:], DENSE, return_lse=True, **call)
         score = torch.einsum("bnhd,bhd->bhn", q[:, 1:].to(lse.dtype), k[:, 0].to(lse.dtype)) * q.shape[-1] ** -0.5
@@ -120,7 +122,6 @@ class TitanAttention(nn.Module):
         return out if tiles is None else torch.where(tiles[:, :, None, None], out, v[:, 1:])
 
     def _coordinates(self, given: Tensor, batch: int, tiles: int) -> Tensor:
-        """Return `(batch or 1, tiles, 2)`. Raises TypeError or ValueError for another tensor, such as a matrix of all pairs."""
         x = given.squeeze(1) if given.dim() == 4 and given.shape[1] == 1 else given
         if x.dim() != 3 or x.shape[0] not in (1, batch) or x.shape[1:] != (tiles, 2):
             raise ValueError(
@@ -168,15 +169,6 @@ def _grid_coordinates(w: int, h: int, bg_mask: Tensor | None = None) -> Tensor:
 
 
 def _tiles(bg_mask: Tensor, batch: int, tiles: int) -> Tensor:
-    """Return a mask of the rows after the class token that are tiles, `(batch, tiles)`. Raises ValueError for another size."""
     if bg_mask.dtype != torch.bool or bg_mask.shape[0] != batch or bg_mask[0].numel() != tiles:
         raise ValueError(f"bg_mask is {bg_mask.dtype} {tuple(bg_mask.shape)}; bool ({batch}, {tiles}) is needed, True = a tile")
     return bg_mask.view(batch, -1)
-
-
-def _class_row(q: Tensor, k: Tensor, v: Tensor, tiles: Tensor | None) -> Tensor:
-    """Return `(batch, 1, heads, head_dim)`: the class token sees itself and all tiles, without a bias."""
-    mask = None if tiles is None else F.pad(tiles, (1, 0), value=True)[:, None, None]
-    query, key, value = (x.transpose(1, 2) for x in (q[:, :1], k, v))
-    out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-    return out.transpose(1, 2)

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from dilkit.attention import dilated_attention
-from dilkit.integrations.ranks import over_ranks
-from dilkit.integrations.unserved import nothing_seen
+from dilkit.checks import check_type
+from dilkit.integrations.ranks import nothing_seen, over_ranks
 from dilkit.packed.attention import dilated_attention_varlen
 from dilkit.pattern import Pattern
 
 ROWS, HEADS = 0, 1
-"""Dimensions of `(tokens, heads, head_dim)`."""
 
 
 class InnerAttention(nn.Module):
@@ -44,8 +43,7 @@ class InnerAttention(nn.Module):
 
     def __init__(self, pattern: Pattern, *, is_causal: bool = True) -> None:
         super().__init__()
-        if not isinstance(pattern, Pattern):
-            raise TypeError(f"pattern={pattern!r} is a {type(pattern).__name__}; a dilkit.Pattern is needed")
+        check_type("pattern", pattern, Pattern, "a dilkit.Pattern is needed")
         self.pattern, self.is_causal = pattern, is_causal
         self.comm: Any = None
         self._comms: dict[Any, Any] = {}
@@ -79,16 +77,18 @@ class InnerAttention(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, comm: Any, cu_seqlens: Tensor | None, scale: float | None
     ) -> Tensor:
         call: dict[str, Any] = dict(is_causal=self.is_causal, scale=scale)
-        if comm is not None and cu_seqlens is not None:
-            return over_ranks().attend_packed(q, k, v, pattern, comm, cu_seqlens, **call)
-        if comm is not None:
-            return over_ranks().attend(q[None], k[None], v[None], pattern, comm, **call).squeeze(0)
-        if cu_seqlens is not None:
-            return dilated_attention_varlen(q, k, v, pattern, cu_seqlens, **call)  # type: ignore[return-value]
-        return dilated_attention(q[None], k[None], v[None], pattern, **call).squeeze(0)  # type: ignore[union-attr]
+        out: Any
+        if cu_seqlens is None:
+            rows = q[None], k[None], v[None], pattern
+            out = dilated_attention(*rows, **call) if comm is None else over_ranks().attend(*rows, comm, **call)
+            out = out.squeeze(0)
+        elif comm is None:
+            out = dilated_attention_varlen(q, k, v, pattern, cu_seqlens, **call)
+        else:
+            out = over_ranks().attend_packed(q, k, v, pattern, comm, cu_seqlens, **call)
+        return out  # type: ignore[no-any-return]
 
     def _placed(self, q: Any, k: Any) -> tuple[Pattern | None, Any]:
-        """Return the pattern of the heads at hand, and the ranks that share the rows, by the placements of DTensors."""
         pattern: Pattern | None = self.pattern
         comm, mesh = self.comm, q.device_mesh
         for dim, placement in enumerate(q.placements):
@@ -107,7 +107,6 @@ class InnerAttention(nn.Module):
         return pattern, comm
 
     def _comm(self, mesh: Any, dim: int) -> Any:
-        """Return the ranks of a dimension of a mesh, made once."""
         if (mesh, dim) not in self._comms:
             self._comms[mesh, dim] = over_ranks().transport(mesh[mesh.mesh_dim_names[dim]] if mesh.ndim > 1 else mesh)
         return self._comms[mesh, dim]
@@ -139,7 +138,6 @@ class ContextParallelStyle(ParallelStyle):
 
 
 def _of_heads(pattern: Pattern, heads: int, kv_heads: int, rank: int, ranks: int) -> Pattern | None:
-    """Return the pattern of a rank's heads; None where no branch serves any of them."""
     if kv_heads % ranks or heads % ranks:
         raise ValueError(
             f"{heads} heads and {kv_heads} key/value heads over {ranks} ranks; a number of ranks that divides both is needed"

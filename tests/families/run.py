@@ -30,7 +30,7 @@ import torch
 from tqdm import tqdm
 
 from dilkit import Pattern, SlidingWindow, environment
-from dilkit.integrations.transformers.proof.tiny import config_of
+from dilkit.integrations.transformers.proof import trials
 from dilkit.integrations.transformers.proof.trials import DENSE, Tiny, changed, compare, computed, first_that_runs, in_words, same
 from dilkit.integrations.transformers.registration import register
 
@@ -116,7 +116,7 @@ def examine(name: str, family: str) -> Examined:
 
 def _is_refused(kind: Any, config_kind: Any) -> bool:
     """True if it is refused before its sizes matter."""
-    config = config_of(config_kind, {})
+    config = trials.config_of(config_kind, {})
     config._attn_implementation = DENSE
     try:
         with torch.device("meta"):

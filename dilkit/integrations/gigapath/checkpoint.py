@@ -24,13 +24,12 @@ MOST_BYTES = 2**63
 WIDTHS = "patch_embed.proj.weight"
 """Its shape, (embed_dim, in_chans), tells the published architectures apart."""
 UNTRAINED = (
-    "global_pool is not given: the class token is pooled, which GigaPath's pretraining did not train; "
-    "global_pool=True takes the mean of the tiles, global_pool=False suits weights that were tuned with the class token"
+    "the class token is pooled, which GigaPath's pretraining did not train; global_pool=True takes the mean of the tiles, "
+    "global_pool=False suits weights that were tuned with the class token"
 )
 TRAINED = (*SIZES, "segment_lengths", "dilation_rates", "tail", "global_pool")
 """Fields of `SlideEncoderConfig` that weights are trained with: another value gives other embeddings, without an error."""
 MOST_NAMES = 5
-"""Names of weights that one error lists, at most."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +71,7 @@ def load_slide_encoder(
     - `device`, `dtype`: of the parameters.
 
     Raises OSError for a file that cannot be read or downloaded, ImportError for one on the hub where huggingface_hub is missing,
-    ValueError for one that holds other weights: it names the architecture that they fit, or lists names that are missing,
-    not known, of another shape or of integers. ValueError too for an argument that contradicts what the checkpoint stores.
+    ValueError for other weights, and for an argument that contradicts what the checkpoint stores.
 
         >>> import torch
         >>> from dilkit.integrations.gigapath import load_slide_encoder
@@ -90,15 +88,12 @@ def load_slide_encoder(
     if stored is not None:
         load_weights(stored, model, f"checkpoint {checkpoint}", f"arch={known_as(config)!r}")
         if global_pool is None and is_pooling_open(stored, config):
-            warnings.warn(UNTRAINED, stacklevel=2)
+            warnings.warn(f"global_pool is not given: {UNTRAINED}", stacklevel=2)
     return model
 
 
 def config_of(found: Checkpoint | None, arch: str | None, given: Mapping[str, Any]) -> SlideEncoderConfig:
-    """Return the configuration: fields from `given` unless None, then from the checkpoint, then from `arch`.
-
-    Raises ValueError for an unknown `arch`, and where `arch` or `given` contradicts the checkpoint.
-    """
+    """Return the configuration of `given`, else the checkpoint, else `arch`. Raises ValueError where they contradict."""
     name = DEFAULT if arch is None else arch
     one_of("arch", name, tuple(ARCHITECTURES))
     base = ARCHITECTURES[name]
@@ -125,10 +120,7 @@ def is_pooling_open(found: Checkpoint, config: SlideEncoderConfig) -> bool:
 
 
 def needed_tile_encoder(found: Checkpoint | None, given: str | None) -> str:
-    """Return the tile encoder whose features the weights take: part of its name.
-
-    Raises ValueError where `given` is no part of the name that the checkpoint stores.
-    """
+    """Return the tile encoder of the weights, or a part of its name. Raises ValueError if `given` is no part of it."""
     stored = None if found is None else found.tile_encoder
     if found is not None and stored and given and given.lower() not in stored.lower():
         raise ValueError(f"tile encoder {given!r}: checkpoint {found.file} was trained on features of {stored!r}; leave it out")
@@ -136,10 +128,7 @@ def needed_tile_encoder(found: Checkpoint | None, given: str | None) -> str:
 
 
 def load_tensors(path: Path, mapped: bool = False) -> Any:
-    """Read a file of `torch.save`, tensors and plain values only. Raises OSError, or ValueError for any other file.
-
-    `mapped`: tensors are mapped into memory, where the file's format allows it.
-    """
+    """Read tensors and plain values of `torch.save`, `mapped` where the format allows it. Raises OSError or ValueError."""
     check_regular(path, path.stat(), MOST_BYTES)
     if mapped:
         with contextlib.suppress(Exception):  # of an older format, or damaged, as is said below
@@ -167,10 +156,7 @@ def _why_not_loaded(path: Path, error: Exception) -> str:
 
 
 def read_checkpoint(path: Path, mapped: bool = False) -> Checkpoint:
-    """Return the checkpoint in a file; `mapped`: its weights stay on the disk until they are used.
-
-    Raises OSError, or ValueError for any other file, and for settings that no encoder can have.
-    """
+    """Return the checkpoint in a file, `mapped` as in `load_tensors`. Raises OSError, or ValueError for any other content."""
     content = load_tensors(path, mapped)
     weights = content.get("model", content) if isinstance(content, Mapping) else content
     if not isinstance(weights, Mapping) or not all(is_dense(value) for value in weights.values()):
@@ -196,10 +182,7 @@ def is_dense(value: Any) -> bool:
 
 
 def load_weights(checkpoint: Checkpoint, model: SlideEncoder, what: str, arch: str) -> None:
-    """Load the weights into `model`. Raises ValueError unless they are all that it needs.
-
-    `what` names them, and `arch` is the architecture, for the error: `arch='gigapath_slide_enc12l768d'`.
-    """
+    """Load the weights. Raises ValueError, naming them by `what` and `arch`, unless they are all that `model` needs."""
     weights, expected = checkpoint.weights, model.state_dict()
     lists = _differences(weights, expected)
     if not any(lists.values()):
@@ -213,16 +196,15 @@ def load_weights(checkpoint: Checkpoint, model: SlideEncoder, what: str, arch: s
         )
     raise ValueError(
         f"{what} does not fit {arch}: "
-        + "; ".join(f"{len(names)} {kind}: {_first(names)}" for kind, names in lists.items() if names)
+        + "; ".join(
+            f"{len(names)} {kind}: {', '.join(names[:MOST_NAMES])}{', ...' if len(names) > MOST_NAMES else ''}"
+            for kind, names in lists.items()
+            if names
+        )
     )
 
 
-def _first(names: Sequence[str]) -> str:
-    return ", ".join([*names[:MOST_NAMES], *(["..."] if len(names) > MOST_NAMES else [])])
-
-
 def _fitting(weights: Mapping[str, Tensor]) -> str | None:
-    """Return the architecture that has weights of these names and shapes."""
     for name, config in ARCHITECTURES.items():
         if not any(_differences(weights, SlideEncoder(config, device="meta").state_dict()).values()):
             return name
@@ -230,7 +212,6 @@ def _fitting(weights: Mapping[str, Tensor]) -> str | None:
 
 
 def _differences(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, list[str]]:
-    """Return the names in which weights differ from those expected, by how they differ."""
     both = [name for name in expected if name in weights]
     return {
         "missing": [name for name in expected if name not in weights],

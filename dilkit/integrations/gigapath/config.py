@@ -10,7 +10,6 @@ from dilkit.pattern import Pattern
 
 RATES = (1, 2, 4, 8, 16)
 SIZES = ("embed_dim", "depth", "num_heads", "in_chans")
-"""The fields of `SlideEncoderConfig` in which architectures differ."""
 
 
 def segment_lengths_of(slide_pixels: int = 262144, tile_size: int = 256) -> tuple[int, ...]:
@@ -80,7 +79,6 @@ class SlideEncoderConfig:
 
 
 def check_share(name: str, value: float) -> None:
-    """Raise TypeError or ValueError unless `value` is a share that may be dropped."""
     if not 0 <= real(name, value) < 1:
         raise ValueError(f"{name}={value} must be at least 0 and less than 1")
 
@@ -95,6 +93,5 @@ ARCHITECTURES = {
 
 
 def known_as(config: SlideEncoderConfig) -> str:
-    """Return the published architecture of these sizes, or "other sizes"."""
     sizes = [name for name, known in ARCHITECTURES.items() if all(getattr(known, one) == getattr(config, one) for one in SIZES)]
     return sizes[0] if sizes else "other sizes"

@@ -1,26 +1,27 @@
-"""`SlideEncoder`: tile features and coordinates in, embeddings of slides out."""
+"""`SlideEncoder`: tile features and coordinates in, embeddings of slides out; `attention_map`: what its class token looks at."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from dilkit.checks import boolean
+from dilkit.checks import boolean, check_type, integer
 from dilkit.integrations.gigapath.config import SlideEncoderConfig
 from dilkit.integrations.gigapath.layers import EPS, EncoderLayer
-from dilkit.integrations.gigapath.over_ranks import Ranks
-from dilkit.integrations.gigapath.positions import GridPositions
-from dilkit.integrations.gigapath.spacing import check_spacing
-from dilkit.integrations.ranks import digest
+from dilkit.integrations.gigapath.positions import GridPositions, check_spacing
+from dilkit.integrations.ranks import digest, over_ranks
 from dilkit.nn import DilatedAttention
 from dilkit.nn.checks import is_plain
+from dilkit.op.boundary import lse_dtype
+from dilkit.pattern import Pattern
+from dilkit.weights import attention_rows
 
 
 class SlideEncoder(nn.Module):
@@ -58,8 +59,7 @@ class SlideEncoder(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(config, SlideEncoderConfig):
-            raise TypeError(f"config={config!r} is a {type(config).__name__}; a SlideEncoderConfig is needed")
+        check_type("config", config, SlideEncoderConfig, "a SlideEncoderConfig is needed")
         boolean("activation_checkpointing", activation_checkpointing)
         self._config, self.activation_checkpointing = config, activation_checkpointing
         factory: dict[str, Any] = dict(device=device, dtype=dtype)
@@ -69,7 +69,9 @@ class SlideEncoder(nn.Module):
         self.positions = GridPositions(dim, config.ngrids, device)
         self.positions.to(dtype)
         self.ranks = None if comm is None else Ranks(comm, config.pattern)
-        self.attention = self.ranks.attention(backend) if self.ranks else DilatedAttention(config.pattern, backend=backend)
+        self.attention: nn.Module = DilatedAttention(config.pattern, backend=backend)
+        if comm is not None:
+            self.attention = over_ranks().attention_module(config.pattern, comm, backend)
         rates = torch.linspace(0, config.drop_path, config.depth, device="cpu").tolist()
         layers = [EncoderLayer(dim, config.num_heads, config.dropout, rate, factory) for rate in rates]
         self.encoder = nn.ModuleDict({"layers": nn.ModuleList(layers), "layer_norm": nn.LayerNorm(dim, eps=EPS, **factory)})
@@ -150,7 +152,6 @@ class SlideEncoder(nn.Module):
         return x, [len(x)]
 
     def _placed(self, tiles: Tensor, coords: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, Tensor, list[int]]:
-        """Return the tiles that there are, packed, the cells that they are in, and how many each slide has."""
         rows, where, lengths = tiles_of(tiles, coords, key_padding_mask, self.config.in_chans, self.cls_token)
         cells = self.positions.cells(where, self.tile_size)
         check_spacing(where, cells, lengths, self.tile_size)
@@ -163,10 +164,6 @@ class SlideEncoder(nn.Module):
         return facts | dict(dtype=str(rows.dtype), training=drops)
 
     def _embed(self, tiles: Tensor, cells: Tensor, lengths: Sequence[int], with_class: bool = True) -> Tensor:
-        """Return the packed rows that enter the first layer, each slide's class token first if it is to be there.
-
-        Under autocast they are of the model's dtype, as all sums of layers are: only what is added is of the half type.
-        """
         x = self.patch_embed["proj"](tiles) + self.positions(cells)
         first = self.cls_token[0, : int(with_class)]  # no row of it still has a gradient, which is 0
         x = torch.cat([part for slide in torch.split(x, list(lengths)) for part in (first, slide)])
@@ -180,7 +177,7 @@ class SlideEncoder(nn.Module):
         """Apply a layer. Returns its rows and their number per slide: 1 after the last layer if the class token is pooled."""
         factors = layer.draw(x, len(lengths))
         if self.ranks is not None and factors is not None:
-            self.ranks.take_from_first(factors)
+            over_ranks().copy_from_rank([factors], self.ranks.comm)
         last_of_class = self.ranks is None and not self.config.global_pool and layer is self.layers()[-1]
         first_alone = last_of_class and is_plain(layer, EncoderLayer) and is_plain(self.attention, DilatedAttention)
         call: Callable[..., Tensor] = partial(layer, attention=self.attention)
@@ -204,10 +201,7 @@ class SlideEncoder(nn.Module):
 def tiles_of(
     tiles: Tensor, coords: Tensor, key_padding_mask: Tensor | None, in_chans: int, weight: Tensor
 ) -> tuple[Tensor, Tensor, list[int]]:
-    """Return features `(rows, in_chans)` and coordinates `(rows, 2)` of all tiles, slide by slide, and the tiles per slide.
-
-    Raises TypeError or ValueError for tensors that do not fit one another, `in_chans`, or the model that has `weight`.
-    """
+    """Return features `(rows, in_chans)` and coordinates `(rows, 2)`, packed, and tiles per slide. Raises as `forward`."""
     there = _there(tiles, coords, key_padding_mask, in_chans, weight)
     lengths = [tiles.shape[1]] * len(tiles) if there is None else there.sum(dim=1).tolist()
     if 0 in lengths:
@@ -219,7 +213,6 @@ def tiles_of(
 
 
 def _there(tiles: Tensor, coords: Tensor, key_padding_mask: Tensor | None, in_chans: int, weight: Tensor) -> Tensor | None:
-    """Return a mask that is True at tiles, bool `(batch, n)`, or None if all are. Raises as `tiles_of` does."""
     masks = {} if key_padding_mask is None else dict(key_padding_mask=key_padding_mask)
     _check_kinds(weight, tiles=tiles, coords=coords, **masks)
     if tiles.dim() != 3 or tiles.shape[2] != in_chans:
@@ -239,7 +232,6 @@ def _there(tiles: Tensor, coords: Tensor, key_padding_mask: Tensor | None, in_ch
 
 
 def _check_kinds(weight: Tensor, **given: Tensor) -> None:
-    """Raise TypeError or ValueError for what is no tensor, on another device than the weights, or tiles of another dtype."""
     for name, x in given.items():
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} is a {type(x).__name__}; a torch.Tensor is needed")
@@ -250,3 +242,114 @@ def _check_kinds(weight: Tensor, **given: Tensor) -> None:
     dtype = given["tiles"].dtype
     if dtype != weight.dtype and not (dtype.is_floating_point and torch.is_autocast_enabled(weight.device.type)):
         raise TypeError(f"tiles is {dtype} but the model {weight.dtype}; convert it with .to({weight.dtype})")
+
+
+def attention_map(model: SlideEncoder, tiles: Tensor, coords: Tensor, layer: int = -1) -> Tensor:
+    """Return the weights of the class token in a layer's attention, `(batch, heads, n)`: one for each tile, exact.
+
+    `tiles` and `coords` are those of `SlideEncoder.forward`, slides of one length. `layer` counts from 0, or from the last with
+    -1. A head's weights sum to 1 less what the class token gives to itself and to padding. In a branch only heads with offset 0
+    keep the class token: of the 16 heads of the published models 8 see tiles beyond the first 1,024 tokens, 4 beyond 5,792, 2
+    beyond 32,768. `dilkit.attention_mass` says it of all tiles. With `global_pool` the embedding is not the class
+    token's, which GigaPath's pretraining did not train.
+
+    Raises IndexError for a layer that is not there, ValueError in training mode with dropout, which would make another map of
+    each call, and as `SlideEncoder.forward` does.
+
+        >>> import torch
+        >>> from dilkit.integrations.gigapath import SlideEncoder, SlideEncoderConfig, attention_map
+        >>> config = SlideEncoderConfig(embed_dim=32, depth=2, num_heads=4, in_chans=16, segment_lengths=(16, 32, 64, 128, 256))
+        >>> model = SlideEncoder(config).eval()
+        >>> tiles, coords = torch.randn(1, 10, 16), torch.randint(0, 256000, (1, 10, 2))
+        >>> attention_map(model, tiles, coords).shape
+        torch.Size([1, 4, 10])
+    """
+    depth = model.config.depth
+    if not -depth <= integer("layer", layer) < depth:
+        raise IndexError(f"layer={layer} is not there: the model has {depth} layers, 0 to {depth - 1}")
+    if model.ranks is not None:
+        raise ValueError("model is over ranks (comm=), which attention_map is not; load it without comm")
+    if model.config.dropout > 0 and any(module.training for module in model.modules()):
+        raise ValueError(
+            f"model is in training mode with dropout={model.config.dropout}: maps would differ by chance; call model.eval() first"
+        )
+    with torch.no_grad():
+        x, lengths = model.packed(tiles, coords)
+        *before, last = model.layers()[: layer % depth + 1]
+        for one in before:
+            x = one(x, lengths, model.attention)
+        query, key, _ = last.self_attn.heads(last.self_attn_layer_norm(x))
+        shape = (len(lengths), lengths[0], *query.shape[1:])
+        return attention_rows(query.view(shape), key.view(shape), model.config.pattern, [0])[:, :, 0, 1:]
+
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """A slide over ranks: each holds some of its rows, and what is pooled is summed over all."""
+
+    def __init__(self, comm: Any, pattern: Pattern) -> None:
+        self.comm, self.pattern = comm, pattern
+
+    def agreed(self, compute: Callable[[], T], facts: Callable[[T], dict[str, Any]]) -> T:
+        """Return `compute()`. Raises on every rank if it raises on one, or if ranks differ in its `facts`."""
+        values: list[T] = []
+
+        def facts_here() -> dict[str, Any]:
+            values.append(compute())
+            return facts(values[0])
+
+        over_ranks().agree_on(self.comm, facts_here, step="arguments of SlideEncoder")
+        return values[0]
+
+    def tiles(self, lengths: Sequence[int]) -> tuple[slice, bool]:
+        """Return this rank's slice of a slide's tiles, and True if it holds the class token. Raises ValueError for several."""
+        if len(lengths) != 1:
+            raise ValueError(f"tiles has {len(lengths)} slides; over ranks (comm=) one at a time is computed: tiles[:1]")
+        cuts = over_ranks().shard_cuts(lengths[0] + 1, self.comm.size, self.pattern)
+        start, stop = cuts[self.comm.rank : self.comm.rank + 2]
+        return slice(max(start - 1, 0), stop - 1), self.comm.rank == 0
+
+    def pool(self, x: Tensor, global_pool: bool) -> Tensor:
+        """Return the mean of all tiles, or the class token, `(1, embed_dim)`, the same on each rank, from the rows of each."""
+        classes = int(self.comm.rank == 0)
+        rows = x[classes:] if global_pool else x[:classes]
+        wide = lse_dtype(rows.dtype)
+        part = torch.cat((rows.sum(dim=0, dtype=wide), rows.new_full((1,), len(rows), dtype=wide)))
+        total: Tensor = _SumOverRanks.apply(part, self.comm)  # type: ignore[no-untyped-call]
+        return (total[:-1] / total[-1]).to(rows.dtype)[None]
+
+    def on_first(self, module: nn.Module, x: Tensor) -> Tensor:
+        """Return `module(x)`, on every rank of the same `x`; only the first rank's parameters get gradients."""
+        first = self.comm.rank == 0
+        weights = {name: _OnFirst.apply(weight, first) for name, weight in module.named_parameters()}  # type: ignore[no-untyped-call]
+        out: Tensor = torch.func.functional_call(module, weights, (x,))
+        return out
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """The sum over ranks. Each computes the same of it, so that the gradient of a part is what it is of the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, comm: Any) -> Tensor:
+        total = part.clone()
+        over_ranks().sum_over_ranks([total], comm)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, dtotal: Tensor) -> tuple[Any, ...]:
+        return dtotal, None
+
+
+class _OnFirst(torch.autograd.Function):
+    """`x`; its gradient is 0 but on the first rank, so that a sum over ranks counts it once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, first: bool) -> Tensor:
+        ctx.first = first
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, dx: Tensor) -> tuple[Any, ...]:
+        return dx if ctx.first else torch.zeros_like(dx), None

@@ -1,7 +1,4 @@
-"""HDF5 files, read by a process of their own: over a damaged file the HDF5 library may hang, or end its process.
-
-The process imports h5py and numpy, no torch. It is started at the first file, and anew after a file that it did not survive.
-"""
+"""HDF5 files, read by a process of their own, without torch: over a damaged file HDF5 may hang, or end its process."""
 
 from __future__ import annotations
 
@@ -28,21 +25,16 @@ _SERVE = "import sys; sys.path[:] = {path!r}; from dilkit.integrations.gigapath.
 
 
 def list_datasets(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
-    """Return the shapes of a file's datasets, those of its groups as GROUP/NAME, and its attributes and theirs.
-
-    Raises ImportError without h5py, ValueError naming the file for one that cannot be read.
-    """
+    """Return the shapes of datasets, in groups as GROUP/NAME, and all attributes. Raises ImportError or ValueError."""
     shapes, said = _reader().ask(path, None)
     return shapes, said
 
 
 def read_dataset(path: Path, name: str) -> Any:
-    """Return the numbers of a dataset. Raises as `list_datasets`."""
     return _reader().ask(path, name)
 
 
 def _reader() -> _Reader:
-    """Return the reader of this process: a fork has none of its parent's."""
     return _readers.setdefault(os.getpid(), _Reader())
 
 
@@ -54,7 +46,6 @@ class _Reader:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, path: Path, name: str | None) -> Any:
-        """Return what `list_datasets` returns, or the numbers of a dataset. Raises as they do."""
         if importlib.util.find_spec("h5py") is None:
             raise ImportError(_without_h5py(path, "No module named 'h5py'"))
         with self._lock:
@@ -88,7 +79,6 @@ class _Reader:
             timer.cancel()
 
     def end(self) -> None:
-        """End the process."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -108,7 +98,6 @@ def _end() -> None:
 
 
 def _started() -> subprocess.Popen[bytes]:
-    """Return a process that waits for questions. Raises OSError where Python cannot start one."""
     command = [sys.executable, "-c", _SERVE.format(path=sys.path)]
     pipes: dict[str, Any] = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     process = subprocess.Popen(command, **pipes, pipesize=1 << 20)
@@ -120,7 +109,6 @@ def _started() -> subprocess.Popen[bytes]:
 
 
 def _asked(process: subprocess.Popen[bytes], path: str, name: str | None) -> tuple[str, Any]:
-    """Return the answer to a question. Raises EOFError or OSError where the process has ended."""
     assert process.stdin is not None
     assert process.stdout is not None
     pickle.dump((path, name), process.stdin)

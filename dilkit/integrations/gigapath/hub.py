@@ -8,15 +8,12 @@ HUB = "hf_hub:"
 PUBLISHED = f"{HUB}prov-gigapath/prov-gigapath"
 FILE = "slide_encoder.pth"
 FOLDER = Path("~/.cache")
-"""Where GigaPath's own code puts the file."""
 
 
 def local_file(checkpoint: str | Path, folder: str | Path | None = None) -> Path:
-    """Return the path `checkpoint`, or for a name on the hub `slide_encoder.pth` in `folder`, `FOLDER` by default.
+    """Return the path `checkpoint`, or `slide_encoder.pth` in `folder` for a name on the hub, downloaded unless it is the same.
 
-    Where huggingface_hub can be imported, it downloads the file unless the one in the folder is that of the hub; else the file
-    has to be there. Raises ImportError where neither is the case, OSError for what cannot be downloaded, FileNotFoundError for a
-    path without a file.
+    Raises ImportError where huggingface_hub and the file are missing, OSError for no download, FileNotFoundError for no file.
     """
     name = str(checkpoint)
     if not name.startswith(HUB):

@@ -12,15 +12,13 @@ from types import ModuleType
 from typing import Any, NoReturn, cast
 
 from dilkit.checks import shown
-from dilkit.integrations.gigapath.longnet_vit import LongNetViT, created
-from dilkit.integrations.gigapath.longnet_vit import create_model as described
+from dilkit.integrations.gigapath.longnet_vit import LongNetViT, create_model as described, created
 from dilkit.integrations.patches import Handle, Patches
 from dilkit.selector import names_of
 
 PACKAGE = "gigapath"
 MODULE = "gigapath.slide_encoder"
 NEEDED = ("timm", "huggingface_hub", "einops", "fairscale")
-"""Packages without which `gigapath.slide_encoder` cannot be imported."""
 FLASH = "gigapath.torchscale.component.flash_attention"
 """The module whose `flash_attn_func` is None where flash-attn cannot be used, for which packages look."""
 FLASH_ATTN = "flash_attn"
@@ -37,7 +35,6 @@ NO_FLASH = "flash-attn is not installed (pip install flash-attn), and dilkit's s
 
 Creator = Callable[..., Any]
 _originals: dict[ModuleType, tuple[Creator, Creator]] = {}
-"""The modules that are patched, each with its own `create_model` and that which was put in its place."""
 _with_flash: list[ModuleType] = []
 
 
@@ -61,9 +58,8 @@ class Installation(Handle):
 def install(*, backend: str | Sequence[str] | None = None, flash_attn: str | None = None) -> Installation:
     """Let `gigapath.slide_encoder.create_model` give dilkit's slide encoder, `dilkit.integrations.gigapath.create_model`.
 
-    Where GigaPath's package is installed, its function is replaced, now or when it is imported. Where it is not, or cannot be
-    imported for want of timm, huggingface_hub, einops or fairscale, a module stands in, with `create_model` and `LongNetViT`.
-    A function that `from gigapath.slide_encoder import create_model` took out of the module before stays theirs.
+    Where GigaPath's package is installed, its function is replaced, now or when it is imported. Where it is not, or lacks timm,
+    huggingface_hub, einops or fairscale, a module stands in. A function that was imported from the module before stays theirs.
 
     - `backend`: of the models made, as in `dilkit.dilated_attention`.
     - `flash_attn`: for packages that ask for flash-attn before they make a model: the version, such as "2.5.8" for TRIDENT, of a
@@ -105,12 +101,10 @@ def _check_version(flash_attn: Any) -> None:
 
 
 def _is_there(name: str) -> bool:
-    """True if a module is loaded, by whatever means, or can be found."""
     return sys.modules.get(name) is not None or find_spec(name) is not None
 
 
 def _folders() -> list[str]:
-    """Return the folders of GigaPath's package, if it is there."""
     loaded = sys.modules.get(PACKAGE)
     spec = None if loaded is not None else find_spec(PACKAGE)
     return list((spec.submodule_search_locations if spec else getattr(loaded, "__path__", None)) or ())
@@ -125,7 +119,6 @@ def _place_gigapath() -> None:
 
 
 def _patch(module: ModuleType) -> None:
-    """Replace `create_model`, unless that has been done. A module that is being loaded may not have it yet."""
     original: Creator | None = vars(module).get("create_model")
     if original is None or (module in _originals and original is _originals[module][1]):
         return
@@ -145,7 +138,6 @@ def _patch(module: ModuleType) -> None:
 
 
 def _patch_flash(module: ModuleType) -> None:
-    """Give the module a function that raises, where flash-attn is a stand-in."""
     if is_stand_in(sys.modules.get(FLASH_ATTN)) and vars(module).get("flash_attn_func", module) is None:
         module.flash_attn_func = refusing(f"{FLASH}.flash_attn_func", NO_FLASH)  # type: ignore[attr-defined]
         _with_flash.append(module)
@@ -168,7 +160,6 @@ Installation.patches = Patches({MODULE: _patch, FLASH: _patch_flash}, _restore)
 ORIGIN = "stand-in by dilkit.integrations.gigapath"
 
 _placed: dict[ModuleType, dict[str, ModuleType]] = {}
-"""The stand-ins, and what `sys.modules` had under that name before."""
 
 
 def place(name: str, path: Iterable[str] = (), **content: Any) -> None:
@@ -185,7 +176,6 @@ def place(name: str, path: Iterable[str] = (), **content: Any) -> None:
 
 
 def is_stand_in(module: ModuleType | None) -> bool:
-    """True if `place` made the module."""
     return module in _placed
 
 
@@ -200,8 +190,6 @@ def take_away() -> None:
 
 
 def refusing(name: str, why: str) -> Callable[..., NoReturn]:
-    """Return a function that raises RuntimeError, whatever it is called with."""
-
     def refuse(*_args: Any, **_kwargs: Any) -> NoReturn:
         raise RuntimeError(f"{name} is a {ORIGIN}, and computes nothing: {why}")
 

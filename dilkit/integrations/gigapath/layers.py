@@ -36,7 +36,6 @@ class SelfAttention(nn.Module):
         self.inner_attn_ln = nn.LayerNorm(embed_dim, eps=EPS, **factory)
 
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values, `(rows, heads, head_dim)`."""
         shape = (len(x), self.num_heads, x.shape[1] // self.num_heads)
         return self.q_proj(x).view(shape), self.k_proj(x).view(shape), self.v_proj(x).view(shape)
 
@@ -50,7 +49,6 @@ class SelfAttention(nn.Module):
         return torch.einsum("bhms,bshd->bmhd", weights, value.to(weights.dtype)).to(x.dtype).reshape(1, dim)
 
     def projected(self, x: Tensor) -> Tensor:
-        """Return the summand of a layer, `(rows, embed_dim)`, of what attention returned, side by side for all heads."""
         out: Tensor = self.out_proj(self.inner_attn_ln(x))
         return out
 
@@ -70,11 +68,7 @@ class FeedForward(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """x + attention(norm(x)), then x + feed-forward(norm(x)); `drop_path` leaves a slide's summand out in training.
-
-    Without gradients it holds `x`, its result, and queries, keys, values and what attention returns of one slide, or of
-    neighbouring slides of one length, at a time.
-    """
+    """x + attention(norm(x)), then x + feed-forward(norm(x)); `drop_path` leaves a slide's summand out in training."""
 
     def __init__(self, embed_dim: int, num_heads: int, dropout: float, drop_path: float, factory: dict[str, Any]) -> None:
         super().__init__()
@@ -105,7 +99,6 @@ class EncoderLayer(nn.Module):
         return self._rows(torch.cat([rows[:1] for rows in slides]), seen, *(() if factors is None else factors))
 
     def _seen(self, x: Tensor, length: int, attention: Attention) -> Tensor:
-        """Compute attention within slides of one length: `(rows, embed_dim)`, the heads side by side."""
         heads = self.self_attn.heads(self.self_attn_layer_norm(x))
         return attention(*(one.view(-1, length, *one.shape[1:]) for one in heads)).view(x.shape)
 
@@ -129,7 +122,6 @@ class EncoderLayer(nn.Module):
 
 
 def _of_one_length(lengths: Sequence[int]) -> Iterator[tuple[slice, int]]:
-    """Yield the rows of neighbouring slides of one length, which are computed together, and that length."""
     start = 0
     for length, slides in groupby(lengths):
         stop = start + length * sum(1 for _ in slides)

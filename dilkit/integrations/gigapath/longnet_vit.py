@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dilkit.checks import integer, one_of, shown
-from dilkit.integrations.gigapath.checkpoint import is_pooling_open, load_weights, read_checkpoint, settled
+from dilkit.checks import check_type, integer, one_of, shown
+from dilkit.integrations.gigapath.checkpoint import UNTRAINED, is_pooling_open, load_weights, read_checkpoint, settled
 from dilkit.integrations.gigapath.config import ARCHITECTURES, SIZES, SlideEncoderConfig, check_share, segment_lengths_of
 from dilkit.integrations.gigapath.encoder import SlideEncoder
 from dilkit.integrations.gigapath.hub import HUB, local_file
@@ -25,12 +25,7 @@ FIELDS = {
     "dropout": "dropout",
     "drop_path_rate": "drop_path",
 }
-"""The keyword arguments that are fields of `SlideEncoderConfig`, by their names there."""
 LENGTHS = ("max_wsi_size", "segment_length", "dilated_ratio")
-UNTRAINED = (
-    "the class token is pooled, which GigaPath's pretraining did not train: global_pool=True takes the mean of the tiles, and "
-    "global_pool=False suits weights that were tuned with the class token"
-)
 HALVES = (
     "coords are torch.float16, in which pixels beyond 2,048 are rounded and those beyond 65,504 are lost: give them as integers "
     "or float32. A tile is put into the cell of the pixels given; GigaPath's own code numbers cells in half precision too, in "
@@ -43,18 +38,13 @@ TRAINING = (
 
 
 class LongNetViT(SlideEncoder):
-    """`SlideEncoder` with the call of GigaPath's class: `model(x, coords, all_layer_embed=False)`.
-
-    Coordinates may be of float16, with a warning. It warns too where it computes without gradients in training mode.
-    """
+    """`SlideEncoder` with GigaPath's call; it warns of float16 coordinates, and of training mode without gradients."""
 
     @property
     def slide_ngrids(self) -> int:
-        """Cells of the grid a side."""
         return self.config.ngrids
 
     def forward(self, x: Tensor, coords: Tensor, all_layer_embed: bool = False) -> list[Tensor]:  # type: ignore[override]
-        """Compute `SlideEncoder.forward` for `x` `(batch, n, in_chans)` and `coords` `(batch, n, 2)`."""
         if self.training and not torch.is_grad_enabled() and (self.config.dropout or self.config.drop_path):
             warnings.warn(TRAINING, stacklevel=4)  # the call of the model
         if isinstance(coords, Tensor) and coords.dtype == torch.float16:
@@ -77,12 +67,10 @@ def create_model(
       A setting that is not given is as the checkpoint stores it; one that contradicts it is refused.
 
     The model is in training mode, as theirs is, and has their `state_dict`. `model(x, coords)` returns `[embedding]`, and with
-    `all_layer_embed=True` those of the input and of each layer: `[11]` is the embedding after the eleventh of 12 layers, and a
-    loss of it alone gives no gradient to the twelfth, nor to `encoder.layer_norm`. Warns of a checkpoint whose class token is
-    pooled.
+    `all_layer_embed=True` those of the input and of each layer. Warns of a checkpoint whose class token is pooled.
 
-    Raises TypeError for settings that it does not know, TypeError or ValueError for values that do not fit and weights of another
-    architecture, OSError for a file that is not there or cannot be downloaded, and ImportError where that needs huggingface_hub.
+    Raises TypeError or ValueError for unknown settings, values that do not fit and weights of another architecture, OSError for a
+    file that is missing or cannot be downloaded, and ImportError where that needs huggingface_hub.
 
         >>> from dilkit.integrations.gigapath import create_model
         >>> model = create_model("", "gigapath_slide_enc12l384d", 384, global_pool=True, max_wsi_size=250000)
@@ -100,7 +88,6 @@ def created(
     backend: str | Sequence[str] | None,
     settings: Mapping[str, Any],
 ) -> LongNetViT:
-    """Do as `create_model`, on `backend`; warnings point at the caller's caller."""
     base, changes = _config(model_arch, in_chans, {name: value for name, value in settings.items() if value is not None})
     file = _file(pretrained, local_dir)
     stored = None if file is None else read_checkpoint(file)
@@ -114,9 +101,7 @@ def created(
 
 
 def _file(pretrained: str | Path, local_dir: str | Path | None) -> Path | None:
-    """Return the file of the weights; None for random ones."""
-    if not isinstance(pretrained, (str, Path)):
-        raise TypeError(f"pretrained={shown(pretrained)} is a {type(pretrained).__name__}; a path, 'hf_hub:NAME' or '' is needed")
+    check_type("pretrained", pretrained, (str, Path), "a path, 'hf_hub:NAME' or '' is needed")
     if pretrained == "":
         return None
     try:
@@ -128,7 +113,6 @@ def _file(pretrained: str | Path, local_dir: str | Path | None) -> Path | None:
 
 
 def _config(model_arch: str, in_chans: int, given: Mapping[str, Any]) -> tuple[SlideEncoderConfig, dict[str, Any]]:
-    """Return an architecture's configuration, and the fields in `given`, which a checkpoint must not contradict."""
     one_of("model_arch", model_arch, tuple(ARCHITECTURES))
     if unknown := [name for name in given if name not in (*FIELDS, *LENGTHS)]:
         known = ", ".join((*FIELDS, *LENGTHS))
@@ -145,7 +129,6 @@ def _config(model_arch: str, in_chans: int, given: Mapping[str, Any]) -> tuple[S
 
 
 def _pattern(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the pattern that `given` says. Segment lengths are derived from the size of slides, in tiles."""
     fields = {"dilation_rates": _numbers("dilated_ratio", given["dilated_ratio"])} if "dilated_ratio" in given else {}
     if "segment_length" in given:
         if "max_wsi_size" in given:

@@ -1,6 +1,6 @@
 """`python -m dilkit.integrations.torchscale.proving MODULE:CLASS`: compare a class of torchscale's with dilkit, on the CPU.
 
-Prints JSON: `wrong`, what differs; `doubt`, nothing; and `right`, the class where nothing differs. Fails where the class does.
+Prints the JSON of `check_class`; fails where the class does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from dilkit.integrations.torchscale.install import install
 
 
 def main(name: str) -> int:
-    """Compare the class, in two calls."""
     module, _, kind_name = name.partition(":")
     kind = getattr(importlib.import_module(module), kind_name)
     spare_flash_attention(module)
@@ -56,7 +55,6 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) ->
 
 
 def layer(kind: type[Any], lengths: list[int], ratios: list[int], heads: int = 4, dropout: float = 0.0, **others: Any) -> Any:
-    """Return a layer of 8 dimensions a head, in fp64, with weights that make scores large enough to tell keys apart."""
     module = kind(arguments(lengths, ratios, **others), 8 * heads, heads, dropout, self_attention=True, subln=True).double()
     with torch.no_grad():
         for parameter in module.parameters():
@@ -65,7 +63,6 @@ def layer(kind: type[Any], lengths: list[int], ratios: list[int], heads: int = 4
 
 
 def arguments(lengths: list[int], ratios: list[int], **others: Any) -> SimpleNamespace:
-    """Return the `args` that torchscale's class reads."""
     defaults = dict(flash_attention=True, multiway=False, xpos_rel_pos=False, xpos_scale_base=512, layernorm_eps=1e-5)
     return SimpleNamespace(segment_length=lengths, dilated_ratio=ratios, **{**defaults, "seq_parallel": False, **others})
 

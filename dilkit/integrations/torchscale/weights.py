@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from dilkit.integrations.torchscale.forward import pattern_of
+from dilkit.integrations.torchscale.install import pattern_of
 from dilkit.nn.attention import DilatedAttention
 from dilkit.nn.checks import is_plain
 
@@ -18,7 +18,6 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
 def module_of(module: Any, tail: str, kind: type[MultiheadDilatedAttention]) -> MultiheadDilatedAttention:
-    """Return a `kind` with the pattern and copies of the parameters of torchscale's `module`."""
     _check_module(module)
     norm, weight = module.inner_attn_ln, module.out_proj.weight
     ours = kind(
@@ -62,7 +61,6 @@ def _check_module(module: Any) -> None:
 
 
 def _renamed(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return torchscale's state dict under the names of `nn.MultiheadAttention`."""
     renamed = {f"in_proj_{part}": torch.cat([state[f"{name}.{part}"] for name in PROJECTIONS]) for part in ("weight", "bias")}
     for name, value in state.items():
         if name.startswith(("out_proj.", "inner_attn_ln.")):
@@ -71,7 +69,6 @@ def _renamed(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def torchscale_state_dict(module: MultiheadDilatedAttention) -> dict[str, Tensor]:
-    """Copy the parameters of `module` under torchscale's names."""
     state = module.state_dict()
     _check_attention(module, state)
     renamed = {}

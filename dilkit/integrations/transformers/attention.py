@@ -13,6 +13,7 @@ the keys are of another sequence    T5's decoder        torch's scaled_dot_produ
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any, cast
 
 import torch
@@ -20,8 +21,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dilkit.attention import dilated_attention
-from dilkit.integrations.transformers.biases.position_bias import PositionBias
-from dilkit.integrations.transformers.cached import KEPT_BY, last_rows
+from dilkit.decoding.kvcache import dilated_attention_with_kvcache
+from dilkit.integrations.ranks import nothing_seen
+from dilkit.integrations.transformers.biases.tables import PositionBias
 from dilkit.integrations.transformers.checks import (
     check_continuous,
     check_decoding,
@@ -31,13 +33,10 @@ from dilkit.integrations.transformers.checks import (
     checked_mask,
 )
 from dilkit.integrations.transformers.context.attention import KEPT_AS
-from dilkit.integrations.transformers.continuous.attention import attend_batch
+from dilkit.integrations.transformers.continuous import attend_batch
 from dilkit.integrations.transformers.heads import held_heads, on_held_heads, sinks_of
-from dilkit.integrations.transformers.packing import Packing, of_tokens
 from dilkit.integrations.transformers.patterns import Patterns, pattern_of, stated_patterns
-from dilkit.integrations.transformers.sequences import packing_of
-from dilkit.integrations.transformers.token_mask import TokenMask
-from dilkit.integrations.unserved import nothing_seen
+from dilkit.integrations.transformers.sequences import KEPT_BY, Packing, TokenMask, of_tokens, packing_of
 from dilkit.packed.attention import dilated_attention_varlen
 from dilkit.pattern import Pattern
 
@@ -58,11 +57,11 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Attend as a function of transformers: `(batch, heads, rows, head_dim)` in, `(batch, rows, heads, head_dim)` out.
 
-    `given`, `mesh`: those of `register`. `attention_mask`: what `tokens_seen` returned, which also says what is causal; None
-    where nobody asked it: then the layer does. Raises ValueError, with the reason, for what dilated attention does not compute.
+    `given`, `mesh`: those of `register`. `attention_mask`: of `tokens_seen`; if None, the layer says what is causal. Raises
+    ValueError.
     """
     bias: PositionBias | None = options.get("position_bias")
-    if isinstance(bias, PositionBias) and bias.is_of_other_states:
+    if isinstance(bias, PositionBias) and bias.make is None:
         return attend_across(module, query, key, value, attention_mask, dropout, scaling), None
     check_options(module, options, key)
     if bias is None:
@@ -108,7 +107,6 @@ def _of_rows(
     dropout: float,
     call: dict[str, Any],
 ) -> Tensor:
-    """Attend to the keys in the sequences of the rows, or in a cache of all keys."""
     seen = k.shape[1] if tokens is None else tokens.shape[1]
     k, v = k[:, :seen], v[:, :seen]
     if q.shape[1] == seen:
@@ -147,10 +145,7 @@ def _by_cache(query: Tensor, key: Tensor, mask: Tensor | None, dropout: float) -
 def attend_across(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: TokenMask | None, dropout: float, scaling: float | None
 ) -> Tensor:
-    """Compute cross-attention by torch: `(batch, rows, heads, head_dim)` from queries and keys `(batch, heads, rows, head_dim)`.
-
-    Raises ValueError for keys of a cache that leaves some out.
-    """
+    """Compute cross-attention by torch, like `attend`. Raises ValueError for keys of a cache that leaves some out."""
     if getattr(key, KEPT_BY, None) is not None:
         raise ValueError(
             f"{type(module).__name__} is cross-attention, which a dilated_cache() does not compute; take a DynamicCache"
@@ -159,3 +154,34 @@ def attend_across(
     tokens = None if checked is None or checked.tokens is None else checked.tokens[:, None, None]
     out = F.scaled_dot_product_attention(query, key, value, tokens, dropout_p=dropout, scale=scaling)
     return out.transpose(1, 2)
+
+
+def last_rows(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, tokens: Tensor | None, **options: Any) -> Tensor:
+    """Attend from the last rows to keys `(batch, seen, kv_heads, head_dim)`, of which bool `tokens` `(batch, seen)` are some."""
+
+    def call(batch: slice, start: int) -> Tensor:
+        part = query[batch], key[batch, start:], value[batch, start:]
+        return cast(Tensor, dilated_attention_with_kvcache(*part, pattern, cache_seqlens=lengths[batch], **options))
+
+    batch, rows = query.shape[:2]
+    if tokens is None:
+        lengths = torch.full((batch,), key.shape[1], dtype=torch.int32, device=query.device)
+        return call(slice(None), 0)
+    lengths = tokens.sum(1).clamp(min=rows).int()
+    starts = _starts(tokens, lengths)
+    if starts is None:  # copies, with the tokens of each sequence in front
+        order = (~tokens).to(torch.int8).argsort(dim=1, stable=True)
+        which = torch.arange(order.shape[0], device=order.device)[:, None], order
+        key, value = key[which], value[which]
+        return call(slice(None), 0)
+    groups = [(start, list(elements)) for start, elements in groupby(range(batch), starts.__getitem__)]
+    return torch.cat([call(slice(elements[0], elements[-1] + 1), start) for start, elements in groups])
+
+
+def _starts(tokens: Tensor, lengths: Tensor) -> list[int] | None:
+    """Return the first token of each sequence; None where tokens are no run, or a copy is cheaper (GPUs, torch.compile)."""
+    if torch.compiler.is_compiling() or tokens.device.type != "cpu":
+        return None
+    first, places = tokens.int().argmax(1), torch.arange(tokens.shape[1])
+    run = (places >= first[:, None]) & (places < (first + lengths)[:, None])
+    return cast("list[int]", first.tolist()) if torch.equal(run, tokens) else None

@@ -12,24 +12,20 @@ from typing import Any
 from torch import Tensor
 
 from dilkit.compiler import assume_constant_result
-from dilkit.integrations.transformers.biases.position_bias import PositionBias
-from dilkit.integrations.transformers.cached import KEPT_BY
+from dilkit.integrations.transformers.biases.tables import PositionBias
 from dilkit.integrations.transformers.context.attention import KEPT_AS
-from dilkit.integrations.transformers.token_mask import TokenMask
+from dilkit.integrations.transformers.sequences import KEPT_BY, TokenMask
 from dilkit.pattern import Pattern, SlidingWindow
 
 REFUSED = {
     "position_bias": "a tensor of all pairs is not read; T5's tables are, for others take the attention 'eager'",
     "output_attentions": "there is no matrix of weights; take the attention 'eager', or dilkit.attention_rows",
 }
-"""Arguments that ask for another attention, with the reason."""
 KNOWN = (
     *("query", "key", "value", "attention_mask", "scaling", "dropout", "is_causal", "s_aux", "sliding_window", "softcap"),
     *("position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "deterministic", *REFUSED),
 )
-"""Arguments of layers that are computed, refused, or say nothing of what is computed."""
 OTHER_STATES = ({"encoder_hidden_states"}, {"cross_attention_states"}, {"context"}, {"query", "key", "value"})
-"""Arguments that `forward` of a layer takes if its keys may be of another sequence than its queries."""
 
 _PARSING = threading.Lock()
 """Held while source is parsed: Python 3.11 counts the depth of two trees that threads build as one, and raises SystemError."""
@@ -67,13 +63,8 @@ def _unknown_arguments(kind: Any) -> tuple[str, ...]:
 
 @cache
 def _unknown(kind: Any) -> tuple[str, ...]:
-    """Find arguments, not among KNOWN, that a class of layers passes to the attention function by its source."""
-    try:
-        source = textwrap.dedent(inspect.getsource(kind.forward))
-    except (OSError, TypeError):
-        return ()
     with _PARSING:
-        tree = ast.parse(source)
+        tree = ast.parse(textwrap.dedent(source_of(kind.forward)))
     calls = (x for x in ast.walk(tree) if isinstance(x, ast.Call) and getattr(x.func, "id", None) == "attention_interface")
     return tuple(word.arg for call in calls for word in call.keywords if word.arg is not None and word.arg not in KNOWN)
 
@@ -94,7 +85,6 @@ def check_one_sequence(module: Any) -> None:
 
 
 def check_no_cross_attention(config: Any) -> None:
-    """Raise ValueError for the configuration of a model with cross-attention."""
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
         raise ValueError(
             f"{type(config).__name__} has cross-attention, of two sequences; dilated attention is of one sequence with itself"
@@ -108,15 +98,14 @@ def _takes_other_states(kind: Any) -> bool:
 
 @cache
 def arguments_of(kind: Any) -> frozenset[str]:
-    """Return the arguments that `forward` of a class of modules takes."""
     return frozenset(inspect.signature(kind.forward).parameters)
 
 
 @cache
-def source_of(forward: Any) -> str:
-    """Return the source of `forward` of a class of modules; "" where there is none, as in a notebook."""
+def source_of(code: Any) -> str:
+    """Return the source of a function or module; "" where there is none, as in a notebook."""
     try:
-        return inspect.getsource(forward)
+        return inspect.getsource(code)
     except (OSError, TypeError):
         return ""
 
@@ -143,7 +132,6 @@ def checked_mask(mask: object, module: Any, query: Tensor, key: Tensor) -> Token
 
 
 def check_decoding(causal: bool, mask: TokenMask | None, dropout: float, options: dict[str, Any]) -> None:
-    """Raise ValueError for what a `DilatedCache` does not compute."""
     if options.get("cu_seq_lens_q") is not None:
         raise ValueError("cu_seq_lens_q with a dilated_cache(); packed sequences have no cache (use_cache=False)")
     if mask is not None and (mask.tokens is not None or mask.packing is not None):
@@ -156,7 +144,6 @@ def check_decoding(causal: bool, mask: TokenMask | None, dropout: float, options
 
 
 def check_continuous(module: Any, sequences: int, causal: bool, dropout: float, options: dict[str, Any]) -> None:
-    """Raise ValueError for calls that are not computed in continuous batching."""
     kind = type(module).__name__
     if sequences != 1:
         raise ValueError(f"{kind} in continuous batching has a batch of {sequences}; the rows of all sequences as one are needed")

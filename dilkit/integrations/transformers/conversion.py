@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from dilkit.integrations.transformers.checks import check_no_cross_attention, check_one_sequence, source_of
-from dilkit.integrations.transformers.choice import check_proven, classes_with
 from dilkit.integrations.transformers.patterns import (
     FULL,
     WINDOWED,
@@ -19,11 +18,10 @@ from dilkit.integrations.transformers.patterns import (
     stated_patterns,
     to_config,
 )
-from dilkit.integrations.transformers.registration import is_registered, patterns_registered, register
+from dilkit.integrations.transformers.registration import check_proven, classes_with, is_registered, patterns_registered, register
 from dilkit.pattern import Pattern
 
 LOOKED_UP = "ALL_ATTENTION_FUNCTIONS.get_interface("
-"""The source of a layer's `forward` where it looks its attention up by name."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,6 @@ def convert(model: Any, pattern: Pattern | Sequence[Pattern] | None = None, name
 
 
 def attention_layers(model: Any) -> dict[str, Any]:
-    """Return the modules of `model` that look an attention function up by name, by their paths."""
     if not hasattr(model, "set_attn_implementation"):
         raise TypeError(f"model is a {type(model).__name__}; a model of transformers is needed, such as LlamaForCausalLM")
     layers = {path: x for path, x in model.named_modules() if hasattr(x, "config") and LOOKED_UP in source_of(type(x).forward)}
@@ -130,7 +127,6 @@ def attention_layers(model: Any) -> dict[str, Any]:
 
 
 def _check(model: Any, layers: dict[str, Any], given: Patterns | None) -> None:
-    """Raise ValueError for layers that dilated attention cannot take the place of."""
     check_no_cross_attention(model.config)
     for path, x in layers.items():
         check_one_sequence(x)

@@ -9,16 +9,16 @@ from torch import Tensor
 
 from dilkit.checks import integer
 from dilkit.decoding import DilatedCache
-from dilkit.integrations.transformers.cached import KEPT_BY
+from dilkit.integrations.transformers.sequences import KEPT_BY
 from dilkit.pattern import Pattern
 
 _CacheLayer: Any = importlib.import_module("transformers.cache_utils").CacheLayerMixin
 
 
 class DilatedLayer(_CacheLayer):  # type: ignore[misc]
-    """The cache of one layer: `cache`, a `DilatedCache` of its pattern, None before its first tokens.
+    """The cache of one layer: `cache`, a `DilatedCache`, None before its first tokens.
 
-    `update` hands on the keys and values of new tokens with itself as an attribute, by which the attention function finds it.
+    The attention function finds it as an attribute of the keys that `update` hands on.
     """
 
     def __init__(self, rollback: int) -> None:
@@ -51,7 +51,6 @@ class DilatedLayer(_CacheLayer):  # type: ignore[misc]
         self.handed_on = False
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, **options: Any) -> Tensor:
-        """Attend from the new rows; all tensors are `(batch, rows, heads, head_dim)`."""
         if self.cache is None:
             self.cache = DilatedCache(pattern, key.shape[2], rollback=self.rollback)
         elif self.cache.pattern != pattern:

@@ -33,14 +33,8 @@ class HeldHeads:
     def are_a_part(self) -> bool:
         return _fewer(self.heads, self.total) or _fewer(self.kv_heads, self.kv_total)
 
-    @property
-    def divide_alike(self) -> bool:
-        """True if the held parts of the key/value heads and of the query heads are equally large."""
-        return self.total is not None and self.kv_total is not None and self.heads * self.kv_total == self.kv_heads * self.total
-
 
 def check_mesh(mesh: Any) -> None:
-    """Raise TypeError or ValueError unless `mesh` is None, a device mesh of one dimension or a process group."""
     if mesh is None:
         return
     if not hasattr(mesh, "get_local_rank") and not (hasattr(mesh, "rank") and hasattr(mesh, "size")):
@@ -55,7 +49,6 @@ def check_mesh(mesh: Any) -> None:
 
 
 def held_heads(module: Any, heads: int, kv_heads: int) -> HeldHeads:
-    """Return the heads that the attention layer `module` holds, by the configuration of its model."""
     config = module.config
     if getattr(config, "is_heterogeneous", False):
         config = config.per_layer_config[module.layer_idx]
@@ -64,10 +57,7 @@ def held_heads(module: Any, heads: int, kv_heads: int) -> HeldHeads:
 
 
 def on_held_heads(pattern: Pattern, module: Any, held: HeldHeads, mesh: Any) -> Pattern | None:
-    """Restrict `pattern` to the heads that are held; None where no branch serves any of them.
-
-    Raises ValueError where it differs by head and nothing says which they are.
-    """
+    """Restrict `pattern` to the held heads; None if no branch serves them. Raises ValueError if nothing says which they are."""
     if not pattern.differs_by_head:
         return pattern
     if pattern.head_shard is not None:
@@ -91,10 +81,7 @@ def on_held_heads(pattern: Pattern, module: Any, held: HeldHeads, mesh: Any) -> 
 
 
 def sinks_of(sinks: Tensor | None, module: Any, pattern: Pattern, held: HeldHeads, mesh: Any) -> Tensor | None:
-    """Return the sinks `(heads,)` of the heads that are held, from those of all heads or of these alone.
-
-    `pattern` is that of `on_held_heads`.
-    """
+    """Return the sinks `(heads,)` of the held heads, from those of all heads or of these; `pattern` as of `on_held_heads`."""
     if sinks is None or sinks.shape != (held.total,) or not held.are_a_part:
         return sinks
     first = _first(module, held, mesh) if pattern.head_shard is None else pattern.head_shard[0]
@@ -108,9 +95,8 @@ def sinks_of(sinks: Tensor | None, module: Any, pattern: Pattern, held: HeldHead
 
 
 def _first(module: Any, held: HeldHeads, mesh: Any) -> int | None:
-    """Return the number in the model of the first key/value head that is held; None where nothing says it."""
-    if not held.divide_alike:
-        return None
+    if held.total is None or held.kv_total is None or held.heads * held.kv_total != held.kv_heads * held.total:
+        return None  # unequal parts of the query heads and of the key/value heads
     if mesh is None:
         return _by_projections(module, held)
     size: int = mesh.size()
@@ -164,7 +150,6 @@ def _part_of_heads(module: Any, held: HeldHeads) -> str:
 
 
 _PARTS: dict[str, Pattern | None] = {}
-"""Patterns of a part of the heads, by what `_known_part` returns."""
 
 
 @assume_constant_result

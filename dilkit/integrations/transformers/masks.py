@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dilkit.integrations.transformers.packing import of_neighbours, of_tokens
 from dilkit.integrations.transformers.patterns import WINDOWED, Patterns, is_of_windows, stated_patterns
-from dilkit.integrations.transformers.token_mask import TokenMask
+from dilkit.integrations.transformers.sequences import TokenMask, of_neighbours, of_tokens
 from dilkit.pattern import Pattern
 
 COMPUTED = (
@@ -47,10 +46,9 @@ def tokens_seen(
 ) -> TokenMask:
     """Make the mask of a call, whose rows are the last `q_length` tokens: which keys seen so far are tokens, and what is packed.
 
-    The `kv_offset` keys that a cache with a window has dropped are left out here too: the others are the sequence. One row
-    against a cache of fixed size gets tokens `(batch, kv_length)`, False for rows that are not written yet, so that the shape
-    stays the same at every step. Raises ValueError for a mask that is no padding, and where the pattern, one `given` to
-    `register` or that of the configuration, sees dropped keys.
+    `kv_offset` keys that a cache with a window has dropped are left out. One row against a cache of fixed size gets tokens
+    `(batch, kv_length)`, so that shapes stay. Raises ValueError for a mask that is no padding, and for a pattern that sees
+    dropped keys.
     """
     if isinstance(attention_mask, TokenMask):
         return attention_mask
@@ -118,7 +116,6 @@ def _check_shape(attention_mask: Tensor | None, keys: int) -> None:
 
 
 def _check(mask_function: Callable[..., Any] | None, use_vmap: bool, config: Any, options: dict[str, Any]) -> None:
-    """Raise ValueError unless attention is causal or bidirectional, over padded or packed sequences."""
     if unknown := sorted(name for name, x in options.items() if name not in WITHOUT_EFFECT and x is not None):
         raise ValueError(
             f"transformers asks for a mask with {', '.join(unknown)}, which dilkit does not know; use another "
@@ -139,7 +136,6 @@ def _check(mask_function: Callable[..., Any] | None, use_vmap: bool, config: Any
 
 
 def _check_kept(stated: Patterns | None, config: Any, before: int, left_out: int) -> None:
-    """Raise ValueError for a pattern in which a row sees more than itself and the `before` keys before it."""
     types = getattr(config, "layer_types", None)
     patterns = (stated,) if isinstance(stated, Pattern) else stated or ()
     for layer, pattern in enumerate(patterns):
@@ -152,7 +148,6 @@ def _check_kept(stated: Patterns | None, config: Any, before: int, left_out: int
 
 
 def _parts(mask_function: Callable[..., Any]) -> Iterator[str]:
-    """Yield the names of `mask_function` and of the functions that it is composed of."""
     yield mask_function.__qualname__.partition(".")[0]
     for cell in getattr(mask_function, "__closure__", None) or ():
         held = cell.cell_contents

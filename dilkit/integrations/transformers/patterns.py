@@ -10,15 +10,11 @@ from dilkit.compiler import assume_constant_result
 from dilkit.pattern import Pattern, SlidingWindow
 
 Patterns = Pattern | tuple[Pattern, ...]
-"""One for all layers, or one for each."""
 _KNOWN: dict[str, Patterns] = {}
-"""The patterns of configurations, by their JSON, and of windows."""
 WINDOWED, FULL = "sliding_attention", "full_attention"
-"""The names that transformers has for layers with a window, and without."""
 
 
 def checked(pattern: object) -> Patterns:
-    """Return `pattern`, a Pattern or a sequence of them, one a layer. Raises TypeError or ValueError for anything else."""
     if isinstance(pattern, Pattern):
         return pattern
     if not isinstance(pattern, Sequence) or isinstance(pattern, str) or not all(isinstance(x, Pattern) for x in pattern):
@@ -31,19 +27,16 @@ def checked(pattern: object) -> Patterns:
 
 
 def to_config(pattern: Patterns) -> Any:
-    """Convert `pattern` to the value of `config.dilkit`: an object of JSON, or a list of them."""
     if isinstance(pattern, tuple):
         return [to_config(one) for one in pattern]
     return json.loads(pattern.to_json())
 
 
 def pattern_of(given: Patterns | None, module: Any) -> Pattern:
-    """Return the pattern of the attention layer `module`. Raises ValueError or TypeError if there is none for it."""
     return pattern_of_layer(stated_patterns(given, module.config), module)
 
 
 def pattern_of_layer(stated: Patterns | None, module: Any) -> Pattern:
-    """Return the pattern of the attention layer `module` among those `stated` for its model."""
     if isinstance(stated, Pattern):
         return stated
     if stated is None:
@@ -64,10 +57,7 @@ def stated_patterns(given: Patterns | None, config: Any) -> Patterns | None:
 
 
 def own_pattern(module: Any) -> Pattern:
-    """Return the pattern of a layer by itself: a causal window, or all earlier tokens in a model that has layers with windows.
-
-    Raises ValueError for a model without windows, which needs a pattern.
-    """
+    """Return a layer's own causal window, or dense in a model that has windows elsewhere. Raises ValueError without any."""
     config = module.config
     if not has_windows(config):
         raise ValueError(
@@ -80,7 +70,6 @@ def own_pattern(module: Any) -> Pattern:
 
 
 def has_windows(config: Any) -> bool:
-    """True if a model has layers with windows, by its configuration."""
     types = getattr(config, "layer_types", None)
     return WINDOWED in types if types else getattr(config, "sliding_window", None) is not None
 
@@ -105,7 +94,6 @@ def kind_of(module: Any) -> str:
 
 @assume_constant_result
 def _known_window(window: int | None) -> str:
-    """Return the key under which `_KNOWN` has the pattern of a window, or of all earlier tokens."""
     key = f"window {window}"
     if key not in _KNOWN:
         _KNOWN[key] = Pattern.dense() if window is None else Pattern.mistral(window)

@@ -222,7 +222,7 @@ def test_what_is_left_out_is_refused() -> None:
         cache.crop(14)
     cache = DilatedCache(Pattern.of(BlockSparse.local_global(5, 4)), 3)
     decoded(cache, tensors(3), [18])
-    with pytest.raises(PatternError, match="seq=21: layout has 5 blocks of 4 tokens"):
+    with pytest.raises(PatternError, match=r"seq=21: BlockSparse is for 20 tokens at most"):
         cache.attend(*(x[:, 18:21] for x in tensors(3)))
     assert cache.seen == 18
 
@@ -235,9 +235,9 @@ def test_rows_after_the_last_document_are_refused() -> None:
     for at in range(7):
         alone.attend(*(x[:, at : at + 1] for x in whole))
         paged.attend(*(x[0, at : at + 1] for x in whole), [0], [1])
-    with pytest.raises(PatternError, match="seq=8: the documents have 7 tokens in all"):
+    with pytest.raises(PatternError, match="seq=8: Documents is for 7 tokens at most"):
         alone.attend(*(x[:, 7:8] for x in whole))
-    with pytest.raises(PatternError, match="seq=8: the documents have 7 tokens in all"):
+    with pytest.raises(PatternError, match="seq=8: Documents is for 7 tokens at most"):
         paged.attend(*(x[0, 7:8] for x in whole), [0], [1])
     assert alone.seen == paged.seen(0) == 7
 

@@ -17,8 +17,7 @@ from fuzz.steps.decoding import Action
 from fuzz.world import World
 from helpers.odd_kinds import Gap, Reach
 from helpers.strategies import Heads, mixes_with_heads, patterns_with_heads
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from torch import Tensor
 
 from dilkit import (
@@ -38,8 +37,7 @@ from dilkit.oracle import oracle_attention
 from dilkit.pattern import Branch
 from dilkit.pattern.checks import WHOLE_SEQUENCE
 from dilkit.problem import DTYPES, STORED
-from dilkit.testing.bias_forms import BIAS_FORMS
-from dilkit.testing.problems import LAYOUTS, Case
+from dilkit.testing.problems import BIAS_FORMS, LAYOUTS, Case
 
 SEQ, BATCH, HEAD_DIM = 40, 2, 4
 ROW = 2 * BATCH * HEAD_DIM * 8

@@ -7,14 +7,15 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from dilkit import files
 from dilkit.integrations.gigapath import attention_map
-from dilkit.integrations.gigapath.cohort.heatmap import write_heatmap
 from dilkit.integrations.gigapath.cohort.listing import ListedSlide, RefusedFile, refusal
 from dilkit.integrations.gigapath.cohort.manifest import SlideRecord, record_of
 from dilkit.integrations.gigapath.cohort.settings import CohortJob
@@ -22,10 +23,11 @@ from dilkit.integrations.gigapath.encoder import SlideEncoder
 from dilkit.integrations.gigapath.features import read_features
 
 Tiles = tuple[Tensor, Tensor]
-"""The features of a slide's tiles and their coordinates."""
 
 
-def embed_pack(model: SlideEncoder, pack: Sequence[ListedSlide], job: CohortJob) -> Iterator[SlideRecord | RefusedFile]:
+def embed_pack(
+    model: SlideEncoder, pack: Sequence[ListedSlide], job: CohortJob
+) -> Iterator[tuple[ListedSlide, SlideRecord | RefusedFile]]:
     """Embed slides of one tile size and write their files. Yields the record or refusal of each, once its files are written."""
     model.tile_size = pack[0].tile_size
     slides, inputs = [], []
@@ -34,12 +36,12 @@ def embed_pack(model: SlideEncoder, pack: Sequence[ListedSlide], job: CohortJob)
             inputs.append(_read(model, slide, job))
             slides.append(slide)
         except Exception as error:
-            yield refusal(slide.path, error)
+            yield slide, refusal(slide.path, error)
     try:
         embeddings, texts = _embed(model, inputs, job.model.layers) if slides else ([], [])
     except Exception as error:
         if len(slides) == 1:
-            yield refusal(slides[0].path, error)
+            yield slides[0], refusal(slides[0].path, error)
         else:
             for slide in slides:  # one of them will not do
                 yield from embed_pack(model, [slide], job)
@@ -47,9 +49,9 @@ def embed_pack(model: SlideEncoder, pack: Sequence[ListedSlide], job: CohortJob)
     for slide, of_slide, embedding, warned in zip(slides, inputs, embeddings, texts, strict=True):
         try:
             _write(model, slide, of_slide, embedding, job)
-            yield record_of(slide, job.maps_of(slide), warned)
+            yield slide, record_of(slide, job.maps_of(slide), warned)
         except Exception as error:
-            yield refusal(slide.path, error)
+            yield slide, refusal(slide.path, error)
 
 
 def _read(model: SlideEncoder, slide: ListedSlide, job: CohortJob) -> Tiles:
@@ -61,7 +63,6 @@ def _read(model: SlideEncoder, slide: ListedSlide, job: CohortJob) -> Tiles:
 
 
 def _embed(model: SlideEncoder, slides: Sequence[Tiles], layers: bool) -> tuple[list[Tensor], list[list[str]]]:
-    """Return the embeddings of each slide, `(1 or layers, embed_dim)` in float32, and its warnings."""
     tiles, coords = (pad_sequence(list(one), batch_first=True) for one in zip(*slides, strict=True))
     lengths = torch.tensor([len(one) for one, _ in slides], device=tiles.device)
     missing = torch.arange(tiles.shape[1], device=tiles.device) >= lengths[:, None]
@@ -77,7 +78,6 @@ def _embed(model: SlideEncoder, slides: Sequence[Tiles], layers: bool) -> tuple[
 
 
 def _write(model: SlideEncoder, slide: ListedSlide, of_slide: Tiles, embedding: Tensor, job: CohortJob) -> None:
-    """Write the maps of a slide, then its embedding."""
     if not bool(embedding.isfinite().all()):
         raise ValueError(f"the embedding in {job.model.dtype} is not finite; features may be too large: try --dtype float32")
     if maps := job.maps_of(slide):
@@ -91,11 +91,10 @@ def _write(model: SlideEncoder, slide: ListedSlide, of_slide: Tiles, embedding: 
 
 
 def write_geojson(path: Path, weights: Tensor, coords: Tensor, tile_size: int, scale: float = 1.0) -> None:
-    """Write a FeatureCollection of squares in pixels of level 0, whole or not at all.
+    """Write a FeatureCollection of tiles, squares in pixels of level 0, for QuPath, whole or not at all.
 
-    `weights` `(n,)` is the attention to each tile; `coords` `(n, 2)` its x and y and `tile_size` its side, both in pixels that
-    have `scale` pixels of level 0 a side. Each square is a tile of QuPath with three measurements: `attention`, its weight;
-    `relative`, the weight as a multiple of the mean; `percentile`, the percentage of tiles with a smaller weight.
+    `weights` `(n,)`; `coords` `(n, 2)` and `tile_size` in pixels that have `scale` pixels of level 0 a side. Measurements are
+    `attention`, the weight; `relative`, a multiple of the mean; `percentile`, the percentage of tiles with a smaller weight.
     """
     ranks = weights.argsort().argsort() if len(weights) else weights
     mean = float(weights.mean()) or 1.0
@@ -110,3 +109,42 @@ def write_geojson(path: Path, weights: Tensor, coords: Tensor, tile_size: int, s
             file.write((",\n" if tile else "\n").encode())
             file.write(json.dumps(dict(type="Feature", geometry=square, properties=properties), allow_nan=False).encode())
         file.write(b"\n]}\n")
+
+
+LARGEST = 8.0
+"""Inches of the longer side of a slide."""
+
+
+def check_matplotlib() -> None:
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f"--heatmap needs matplotlib, which cannot be imported ({error}): pip install 'dilkit[plot]'") from None
+
+
+def write_heatmap(path: Path, weights: Tensor, coords: Tensor, tile_size: int) -> None:
+    """Write a PNG of `weights` `(n,)` as multiples of their mean, at `coords` `(n, 2)`; the scale ends at the 99th percentile."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    cells, values = _grid(weights, coords, tile_size)
+    rows, columns = cells.shape
+    scale = LARGEST / max(rows, columns)
+    figure = Figure(figsize=(max(2.0, columns * scale) + 1.2, max(1.5, rows * scale) + 0.4), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(cells, cmap="viridis", vmin=0.0, vmax=max(float(np.percentile(values, 99)), 1e-12), interpolation="none")
+    axes.set_axis_off()
+    figure.colorbar(image, ax=axes, label="attention of the class token, in multiples of the mean", extend="max")
+    with files.replacing(path) as file:
+        FigureCanvasAgg(figure).print_png(file)  # type: ignore[no-untyped-call]
+
+
+def _grid(weights: Tensor, coords: Tensor, tile_size: int) -> tuple[Any, Any]:
+    """Return the values of the tiles in cells of one tile, NaN without tissue; tiles that share a cell are averaged."""
+    places = np.floor_divide(coords.double().numpy(), tile_size).astype(np.int64)
+    columns, rows = (places - places.min(axis=0)).T
+    values = weights.double().numpy() / (float(weights.double().mean()) or 1.0)
+    sums, counts = np.zeros((2, rows.max() + 1, columns.max() + 1))
+    np.add.at(sums, (rows, columns), values)
+    np.add.at(counts, (rows, columns), 1)
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan), values

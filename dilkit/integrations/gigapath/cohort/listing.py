@@ -10,18 +10,17 @@ from pathlib import Path
 import torch
 
 from dilkit.integrations.gigapath.checkpoint import load_tensors
-from dilkit.integrations.gigapath.cohort.settings import ReadSettings
+from dilkit.integrations.gigapath.cohort.settings import CohortJob
 from dilkit.integrations.gigapath.features import read_header
-from dilkit.integrations.gigapath.spacing import settled_tile_size
+from dilkit.integrations.gigapath.positions import settled_tile_size
 from dilkit.integrations.ranks import digest
 
 
 @dataclass(frozen=True)
 class ListedSlide:
-    """One slide to embed: its file with size and time of change, its output, tiles and their size, and who says that size.
+    """One slide to embed, with the size and time of change of its file, and who says the tile size.
 
-    `places` is a digest of the coordinates, which may lie in another file; `microns` is how many micrometres a pixel of them has,
-    where the file has micrometres.
+    `places`: a digest of the coordinates, which may lie in another file; `microns`: of a pixel, where the file has micrometres.
     """
 
     path: Path
@@ -38,17 +37,12 @@ class ListedSlide:
 
 @dataclass(frozen=True)
 class RefusedFile:
-    """A file that will not do, and why."""
-
     path: Path
     reason: str
 
 
 def refusal(path: Path, error: Exception) -> RefusedFile:
-    """Return the refusal of a file, in one line that names it. Raises `error` again where it is no fault of a slide.
-
-    Faults of a slide are what it holds, and more tiles than memory has room for.
-    """
+    """Return the refusal of a file, for its content or for want of memory, in one line; raise any other error again."""
     text = (str(error).splitlines() or [""])[0]
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in text:
         return RefusedFile(path, f"{path}: memory has no room for its tiles ({text or type(error).__name__})")
@@ -57,13 +51,11 @@ def refusal(path: Path, error: Exception) -> RefusedFile:
     return RefusedFile(path, text if str(path) in text else f"{path}: {text}")
 
 
-def list_slides(
-    paths: Iterable[Path], out: Path, settings: ReadSettings, recorded: Container[str]
-) -> tuple[list[ListedSlide], list[RefusedFile]]:
-    """Return the slides of these files in their order, and the files that will not do.
+def list_slides(paths: Iterable[Path], job: CohortJob, recorded: Container[str]) -> tuple[list[ListedSlide], list[RefusedFile]]:
+    """Return the slides of these files in their order, and the files that are refused.
 
-    Features are not read. `recorded`: the outputs in `out` of which a manifest has records; one of them that cannot be read is
-    removed. Raises ValueError where two files would be written as one, ImportError where a library is missing.
+    `recorded`: outputs in manifests; one that cannot be read is removed. Raises ValueError where two files would be written as
+    one, ImportError where a library is missing.
     """
     paths = list(paths)
     if twice := [name for name, times in Counter(path.stem for path in paths).items() if times > 1]:
@@ -71,14 +63,14 @@ def list_slides(
     slides, refused = [], []
     for path in paths:
         try:
-            slides.append(_slide(path, out / f"{path.stem}.pt", settings, recorded))
+            slides.append(_slide(path, job, recorded))
         except Exception as error:
             refused.append(refusal(path, error))
     return slides, refused
 
 
-def _slide(path: Path, output: Path, settings: ReadSettings, recorded: Container[str]) -> ListedSlide:
-    status = path.stat()
+def _slide(path: Path, job: CohortJob, recorded: Container[str]) -> ListedSlide:
+    status, settings, output = path.stat(), job.reading, job.out / f"{path.stem}.pt"
     header = read_header(path, **settings.reading)
     _make_room(output, recorded)
     _check_tile_encoder(header.tile_encoder, settings.tile_encoder)
@@ -88,7 +80,10 @@ def _slide(path: Path, output: Path, settings: ReadSettings, recorded: Container
         )
     size, whence = settled_tile_size(header.tile_size, settings.tile_size, header.coords, "--tile-size")
     facts = (header.tiles, header.in_chans, size, whence, digest(header.coords), header.microns)
-    return ListedSlide(path, status.st_size, status.st_mtime_ns, output, *facts)
+    slide = ListedSlide(path, status.st_size, status.st_mtime_ns, output, *facts)
+    if job.heatmaps:
+        job.level0_pixels(slide)
+    return slide
 
 
 def _make_room(output: Path, recorded: Container[str]) -> None:

@@ -1,21 +1,24 @@
 """`manifest.json`: what the embeddings in a folder were made with, and one record a slide, written anew after each slide.
 
-A rank other than the first writes `manifest-RANK.json`, so that no two processes write one file; the next run, or the end of this
-one, puts them together.
+A rank other than the first writes `manifest-RANK.json`; the next run, or the end of this one, puts them together.
 """
 
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
+import dilkit
 from dilkit import files
 from dilkit.integrations.gigapath.checkpoint import load_tensors
 from dilkit.integrations.gigapath.cohort.listing import ListedSlide, RefusedFile
-from dilkit.integrations.gigapath.cohort.settings import ModelRecord, versions
+from dilkit.integrations.gigapath.cohort.settings import ModelRecord
 
 NAME, PART = "manifest.json", "manifest-{rank}.json"
 FORMAT = 1
@@ -23,10 +26,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class SlideRecord:
-    """A slide that was embedded: its file, tiles, what was written (names in the folder), and what is doubtful about it.
-
-    `bytes`, `mtime_ns` and `places`, a digest of the coordinates, tell whether the file is still the same.
-    """
+    """A slide that was embedded; `bytes`, `mtime_ns` and `places`, a digest of coordinates, show if its file is the same."""
 
     file: str
     bytes: int
@@ -40,20 +40,14 @@ class SlideRecord:
     warnings: tuple[str, ...] = ()
 
 
-def record_of(slide: ListedSlide, maps: Iterable[Path] = (), warnings: Iterable[str] = ()) -> SlideRecord:
-    """Return the record of a slide that was embedded."""
-    return SlideRecord(
-        file=str(slide.path),
-        bytes=slide.bytes,
-        mtime_ns=slide.mtime_ns,
-        tiles=slide.tiles,
-        tile_size=slide.tile_size,
-        tile_size_from=slide.tile_size_from,
-        places=slide.places,
-        output=slide.output.name,
-        maps=tuple(path.name for path in maps),
-        warnings=tuple(warnings),
+SAME = ("bytes", "mtime_ns", "tiles", "tile_size", "tile_size_from", "places")
+
+
+def record_of(slide: ListedSlide, maps: Iterable[Path], warnings: Iterable[str]) -> SlideRecord:
+    names: dict[str, Any] = dict(
+        file=str(slide.path), output=slide.output.name, maps=tuple(path.name for path in maps), warnings=tuple(warnings)
     )
+    return SlideRecord(**names, **{name: getattr(slide, name) for name in SAME})
 
 
 @dataclass
@@ -68,7 +62,6 @@ class Manifest:
 
     @property
     def path(self) -> Path:
-        """The file that this rank writes."""
         return self.folder / (NAME if self.rank == 0 else PART.format(rank=self.rank))
 
     def add(self, record: SlideRecord) -> None:
@@ -77,11 +70,10 @@ class Manifest:
         self.write()
 
     def write(self) -> None:
-        """Replace the file by these records."""
         content = dict(
             format=FORMAT,
             model=asdict(self.model),
-            versions=versions(),
+            versions={"dilkit": dilkit.__version__, "torch": torch.__version__, "python": platform.python_version()},
             slides=[asdict(self.slides[name]) for name in sorted(self.slides)],
             refused=[dict(file=str(one.path), reason=one.reason) for one in self.refused],
         )
@@ -97,7 +89,6 @@ class Manifest:
             self.drop_parts()
 
     def drop_parts(self) -> None:
-        """Remove the files of other ranks, whose records this one has."""
         for path in parts_in(self.folder):
             if path != self.path:
                 path.unlink(missing_ok=True)
@@ -107,8 +98,7 @@ class Manifest:
         record = self.slides.get(slide.output.name)
         if record is None or Path(record.file).name != slide.path.name:
             return None
-        same = replace(record_of(slide, (), record.warnings), file=record.file, maps=record.maps)  # its folder may have moved
-        if record != same:
+        if any(getattr(record, name) != getattr(slide, name) for name in SAME):  # its folder may have moved
             return None
         wanted = {path.name for path in maps}
         there = wanted <= set(record.maps) and all((self.folder / name).is_file() for name in wanted)
@@ -116,15 +106,11 @@ class Manifest:
 
 
 def parts_in(folder: Path) -> list[Path]:
-    """Return the manifests in a folder, those of single ranks too."""
     return [path for path in (folder / NAME, *sorted(folder.glob(PART.format(rank="*")))) if path.is_file()]
 
 
 def read_manifest(folder: Path, model: ModelRecord) -> Manifest:
-    """Return the manifest in a folder; empty where there is none, or none with embeddings.
-
-    Raises ValueError for embeddings of another model or other settings, and for a file that is no manifest: neither is replaced.
-    """
+    """Return the manifest in a folder; empty without embeddings. Raises ValueError for other settings, or no manifest."""
     manifest = Manifest(folder, model)
     for path in parts_in(folder):
         content = _content(path)
@@ -156,7 +142,6 @@ def _record(path: Path, values: Any) -> SlideRecord:
 
 
 def _is_whole(path: Path, layers: bool) -> bool:
-    """True if an output can be read and holds the embeddings of all layers, or the last one, as asked."""
     try:
         content = load_tensors(path)
     except (OSError, ValueError):

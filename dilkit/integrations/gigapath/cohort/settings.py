@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import platform
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-import dilkit
 from dilkit.files import check_regular
 
 if TYPE_CHECKING:
@@ -20,10 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelRecord:
-    """The model of a run. Two runs with equal records compute the same embeddings, but for rounding.
-
-    `sha256` is that of the checkpoint's file; `layers` says whether the embeddings of all layers are written.
-    """
+    """The model of a run: equal records, equal embeddings but for rounding. `sha256` is that of the checkpoint's file."""
 
     arch: str
     checkpoint: str
@@ -35,10 +28,7 @@ class ModelRecord:
     layers: bool
 
     def differences(self, other: dict[str, object]) -> str:
-        """Return the settings in which the record of a manifest differs, as text.
-
-        The checkpoint's file may have moved, and the grid may be larger: the embeddings are the same.
-        """
+        """Return the settings that differ in a manifest, as text; the checkpoint may have moved and the grid may be larger."""
         differences = {
             name: f"{name} {other.get(name)!r}, not {value!r}"
             for name, value in asdict(self).items()
@@ -51,8 +41,6 @@ class ModelRecord:
 
 @dataclass(frozen=True)
 class ReadSettings:
-    """Options for reading files of features: values that the files leave open, and the tile encoder and width required."""
-
     tile_size: int | None = None
     tile_encoder: str = "gigapath"
     in_chans: int | None = None
@@ -61,7 +49,6 @@ class ReadSettings:
 
     @property
     def reading(self) -> dict[str, Any]:
-        """The options of `read_features` and `read_header`."""
         return dict(coords=self.coords, microns_per_pixel=self.microns_per_pixel, tile_encoder=self.tile_encoder)
 
     def __post_init__(self) -> None:
@@ -71,22 +58,16 @@ class ReadSettings:
 
 @dataclass(frozen=True)
 class CohortJob:
-    """The task of a run: the folder of the outputs, the model, how files are read; `heatmaps`: maps of attention are drawn."""
-
     out: Path
     model: ModelRecord
     reading: ReadSettings = field(default_factory=ReadSettings)
     heatmaps: bool = False
 
     def maps_of(self, slide: ListedSlide) -> tuple[Path, ...]:
-        """Return the paths of a slide's image and GeoJSON; none without `heatmaps`."""
         return tuple(slide.output.with_suffix(end) for end in (".png", ".geojson")) if self.heatmaps else ()
 
     def level0_pixels(self, slide: ListedSlide) -> float:
-        """Return the side of a pixel of the slide's coordinates, in pixels of level 0.
-
-        Raises ValueError where coordinates come from micrometres and `microns_per_pixel` is not set.
-        """
+        """Return a pixel of coordinates in pixels of level 0. Raises ValueError for micrometres without `microns_per_pixel`."""
         if slide.microns is None:
             return 1.0
         if self.reading.microns_per_pixel is None:
@@ -105,8 +86,3 @@ def sha256_of(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of the software that computes."""
-    return {"dilkit": dilkit.__version__, "torch": torch.__version__, "python": platform.python_version()}

@@ -12,13 +12,10 @@ import torch
 from torch import Tensor
 
 from dilkit.integrations.gigapath.checkpoint import is_dense
-from dilkit.integrations.gigapath.features.arrays import COORDS, NAMES, Content, content_of
-from dilkit.integrations.gigapath.features.attributes import TileGrid, grid_of, tile_encoder_of
-from dilkit.integrations.gigapath.features.folders import ENDINGS, NPY, coordinates_of
+from dilkit.integrations.gigapath.features.arrays import COORDS, ENDINGS, NAMES, NPY, Content, content_of, coordinates_of
 from dilkit.integrations.gigapath.positions import holds_pixels
 
 GROUP = f"{NAMES[0]}/"
-"""The group of an HDF5 file in which AtlasPatch puts the features of each tile encoder."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -68,14 +65,9 @@ def read_features(
     - `.npz`: arrays of these names.
     - `.npy`: the features; the coordinates are in the file beside it, `NAME.coords.npy` for `NAME.npy`.
 
-    A `.pt` or `.npz` file may hold the features alone. Their coordinates are where slide2vec's `NAME.meta.json` beside it
-    says, or in the folder `coords`: `NAME.h5` of CLAM's patches, `NAME_patches.h5` of TRIDENT, `NAME.coordinates.npz` of
-    slide2vec. The file in that folder says the tile size, too, of features in whose own file nothing is said, as in CLAM's.
-
-    A file says the rest in attributes of an `.h5` file or its datasets, or in entries of the dictionary:
-    `patch_size_level0`, `tile_size_lv0`, or `patch_size` with `patch_level` and `downsample`; `encoder`, `extractor` or
-    `encoder_name`; `level0_width`, `level0_height` and `unit` are checked. STAMP's micrometres become pixels of its tiles by
-    `tile_size_um` and `tile_size_px`; where a file lacks these, `microns_per_pixel` is needed. A first dimension of 1 is dropped.
+    Coordinates, and the attributes of tiles with them, may lie in the folder `coords`, of CLAM's or TRIDENT's patches or
+    slide2vec's tiles, or beside the features. `microns_per_pixel`, of level 0, is needed for micrometres where the file does not
+    say how many a pixel has. A first dimension of 1 is dropped.
 
     Raises OSError for a file that cannot be read, ImportError where h5py is missing, and ValueError, naming the file, for a
     damaged one and for other content: names, shapes, dtypes, no tiles, numbers that are not finite, coordinates in other units or
@@ -134,7 +126,6 @@ def read_header(
 
 
 def _features(content: Content, tile_encoder: str | None) -> str:
-    """Return the name of the features. Raises ValueError unless one array has such a name, or one is of this tile encoder."""
     named = [name for name in NAMES if name in content.shapes]
     if not named and (encoders := [name for name in content.shapes if name.startswith(GROUP)]):
         return _of_encoder(content.path, encoders, tile_encoder)
@@ -148,7 +139,6 @@ _NAMES = " or ".join(NAMES)
 
 
 def _of_encoder(path: Path, names: Sequence[str], tile_encoder: str | None) -> str:
-    """Return the features of one tile encoder: that of this name, or the only one with this in its name."""
     known = {name.removeprefix(GROUP): name for name in names}
     if tile_encoder in known:
         return known[tile_encoder]
@@ -186,7 +176,6 @@ def _needed(content: Content) -> str:
 def _grid(
     path: Path, shape: tuple[int, ...], coords: Tensor, said: Mapping[str, Any], microns_per_pixel: float | None
 ) -> TileGrid:
-    """Return the places of tiles. Raises ValueError for shapes, dtypes and numbers that do not fit."""
     if len(shape) != 2 or coords.shape != (shape[0], 2):
         raise ValueError(f"{path}: features {tuple(shape)} and coords {tuple(coords.shape)}; (n, in_chans) and (n, 2) are needed")
     if shape[0] == 0:
@@ -213,3 +202,101 @@ def _tensor(path: Path, name: str, value: Any) -> Tensor:
     tensor: Tensor = value[0] if value.dim() == 3 and len(value) == 1 else value
     is_read_region = name == COORDS and tensor.dim() == 2 and tensor.shape[1] == 5  # AtlasPatch's: x, y, width, height, level
     return tensor[:, :2] if is_read_region else tensor
+
+
+SIZES = ("patch_size_level0", "tile_size_lv0")
+"""TRIDENT's and slide2vec's: the side of a tile in pixels of level 0, which are the units of its coordinates."""
+PIXELS = ("px", "pixel", "pixels")
+MICRONS = ("um", "\N{MICRO SIGN}m", "\N{GREEK SMALL LETTER MU}m", "micron", "microns")
+
+
+@dataclass(frozen=True)
+class TileGrid:
+    """Coordinates `(n, 2)` in pixels, a tile's side or None, and a pixel's micrometres; None for pixels of level 0."""
+
+    coords: Tensor
+    tile_size: int | None
+    microns: float | None = None
+
+
+def grid_of(coords: Tensor, said: Mapping[str, Any], microns_per_pixel: float | None = None) -> TileGrid:
+    """Return places in pixels; micrometres by the file, else by `microns_per_pixel`. Raises ValueError for other units."""
+    unit = text_of(said["unit"]).lower() if "unit" in said else None
+    if unit in MICRONS or (unit is None and "tile_size_um" in said):
+        return _from_microns(coords, said, microns_per_pixel)
+    if unit is not None and unit not in PIXELS:
+        raise ValueError(f"coords are in unit={unit!r}; pixels or micrometres are needed")
+    check_inside(coords, said)
+    return TileGrid(coords, tile_size_of(said))
+
+
+def _from_microns(coords: Tensor, said: Mapping[str, Any], microns_per_pixel: float | None) -> TileGrid:
+    """Convert micrometres to whole pixels: unrounded, a tile at a multiple of the tile size may fall into the cell before."""
+    sizes = [positive(name, said[name]) for name in ("tile_size_um", "tile_size") if name in said]
+    if "tile_size_px" in said and sizes:
+        pixels = _whole("tile_size_px", said["tile_size_px"])
+        if pixels < 1:
+            raise ValueError(f"tile_size_px={pixels} must be at least 1")
+    elif microns_per_pixel is None:
+        raise ValueError(
+            "coords are in unit='um', and the file does not say how many micrometres a pixel has (tile_size_um and tile_size_px, "
+            "as STAMP 2.1 and later write them); give microns_per_pixel (--microns-per-pixel) of level 0, as the scan says"
+        )
+    elif not sizes:
+        return TileGrid((coords.double() / microns_per_pixel).round().long(), None, microns_per_pixel)
+    else:
+        pixels = max(1, round(sizes[0] / microns_per_pixel))
+    return TileGrid((coords.double() * pixels / sizes[0]).round().long(), pixels, sizes[0] / pixels)
+
+
+def tile_size_of(said: Mapping[str, Any]) -> int | None:
+    """Return a tile's side in pixels of level 0, or None; CLAM's by the level of the cut. Raises ValueError for no size."""
+    for name in (*SIZES, "tile_size"):
+        if name in said:
+            return _whole(name, said[name])
+    cut = {name: _whole(name, said[name]) for name in ("patch_level", "custom_downsample") if name in said}
+    if "patch_size" not in said or "patch_level" not in cut or cut.get("custom_downsample", 1) != 1:
+        return None
+    if cut["patch_level"] == 0:
+        return _whole("patch_size", said["patch_size"])
+    if "downsample" not in said:
+        return None
+    factor = int(positive("downsample", np.ravel(np.asarray(said["downsample"]))[0]))  # CLAM steps by whole ones
+    return _whole("patch_size", said["patch_size"]) * factor
+
+
+def tile_encoder_of(said: Mapping[str, Any]) -> str | None:
+    names = [text_of(said[name]) for name in ("encoder", "extractor", "encoder_name") if name in said]
+    return names[0] if names and names[0] != "None" else None
+
+
+def check_inside(coords: Tensor, said: Mapping[str, Any]) -> None:
+    names = ("level0_width", "level0_height")
+    if not all(name in said for name in names):
+        return
+    width, height = sides = [_whole(name, said[name]) for name in names]
+    outside = (coords.double() >= torch.tensor(sides)).any(dim=1).nonzero()
+    if len(outside):
+        x, y = coords[int(outside[0])].tolist()
+        raise ValueError(
+            f"coords of tile {int(outside[0])} are {(x, y)}, and {len(outside)} lie outside the slide of {width} x {height} "
+            "pixels that the file says; x comes first, then y"
+        )
+
+
+def _whole(name: str, value: Any) -> int:
+    numbers = np.asarray(value)
+    if numbers.size != 1 or numbers.dtype.kind not in "iuf" or numbers.item() != numbers.item() // 1 or numbers.item() < 0:
+        raise ValueError(f"{name}={value!r} is no whole number of pixels or levels")
+    return int(numbers.item())
+
+
+def positive(name: str, value: Any) -> float:
+    numbers = np.asarray(value)
+    if numbers.size != 1 or numbers.dtype.kind not in "iuf" or not 0 < numbers.item() < float("inf"):
+        raise ValueError(f"{name}={value!r} is no number above 0")
+    return float(numbers.item())
+
+
+def text_of(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

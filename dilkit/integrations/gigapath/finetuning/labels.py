@@ -1,30 +1,33 @@
-"""`read_labels`: the slides of a CSV file with their labels or survival times. Imports no torch."""
+"""The slides of a CSV file with their labels or survival times, and their splits by patient. Imports no torch."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
+import random
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 from dilkit import files
-from dilkit.checks import shown
+from dilkit.checks import integer, shown
+from dilkit.integrations.gigapath.config import check_share
 
 SPLITS = ("train", "val", "test")
 KNOWN = ("slide", "patient", "label", "time", "event", "split")
 EVENTS = {"0": False, "1": True}
 MOST_COMPLAINTS = 10
-"""As many as one error lists."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """A slide with what is to be learnt of it, as a line of the file says.
+    """A slide with its target, as a line of the file has it.
 
-    `patient` is the slide's own name where the file has no such column. `label` is there for classes, `time` and `event` (whether
-    it was seen at that time; if not, observation ended then) for survival.
+    `patient` is the slide's own name where the file has no such column. `label` is there for classes, `time` and `event` (True:
+    seen then, False: observation ended) for survival.
     """
 
     line: int
@@ -49,7 +52,6 @@ class Labels:
 
     @property
     def is_survival(self) -> bool:
-        """True if time and event are learnt, not a label."""
         return not self.classes
 
 
@@ -89,30 +91,26 @@ def read_labels(path: str | Path) -> Labels:
 
 
 def _rows(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Return the names of the columns, and the cells of each line that has any, with its number."""
     try:
         text = files.read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: byte {error.start} is no UTF-8; save the table as CSV in UTF-8") from None
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     rows: list[tuple[int, list[str]]] = []
-    while True:
-        line = reader.line_num + 1
-        try:
-            cells = [cell.strip() for cell in next(reader)]
-        except StopIteration:
-            break
-        except csv.Error as error:
-            raise ValueError(f"{path}: line {line} is no line of CSV: {error}") from None
-        if any(cells):
-            rows.append((line, cells))
+    line = 1
+    try:
+        for row in reader:
+            if any(cells := [cell.strip() for cell in row]):
+                rows.append((line, cells))
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise ValueError(f"{path}: line {line} is no line of CSV: {error}") from None
     if not rows:
         raise ValueError(f"{path} is empty; line 1 has to name the columns, such as slide,label,patient")
     return rows[0][1], rows[1:]
 
 
 def _check_header(path: Path, header: list[str]) -> None:
-    """Raise ValueError where a column is there twice, or what is needed is not."""
     twice = sorted({name for name in header if header.count(name) > 1})
     targets = {name for name in ("label", "time", "event") if name in header}
     if twice:
@@ -122,7 +120,6 @@ def _check_header(path: Path, header: list[str]) -> None:
 
 
 def _example(line: int, cells: list[str], header: list[str], complaints: list[str]) -> Example | None:
-    """Return the slide of a line; None where it does not fit, with a complaint added to `complaints`."""
     if len(cells) != len(header):
         complaints.append(f"line {line} has {len(cells)} values, and line 1 names {len(header)} columns")
         return None
@@ -139,7 +136,6 @@ def _example(line: int, cells: list[str], header: list[str], complaints: list[st
 
 
 def _faults(row: dict[str, str]) -> Iterator[str]:
-    """Yield the faults in the values of a line."""
     for name in ("slide", "patient", "label"):
         if row.get(name) == "":
             yield f"{name} is empty; give it, or leave the line out"
@@ -159,7 +155,6 @@ def _is_time(text: str) -> bool:
 
 
 def _disagreements(examples: Sequence[Example]) -> Iterator[str]:
-    """Yield lines that cannot both be right."""
     slides: dict[str, int] = {}
     patients: dict[str, Example] = {}
     for one in examples:
@@ -174,7 +169,110 @@ def _disagreements(examples: Sequence[Example]) -> Iterator[str]:
 
 
 def refuse(source: str, complaints: Sequence[str]) -> None:
-    """Raise ValueError with the first complaints, if there are any."""
     if complaints:
         more = f"; and {len(complaints) - MOST_COMPLAINTS} more" if len(complaints) > MOST_COMPLAINTS else ""
         raise ValueError(f"{source}: {'; '.join(complaints[:MOST_COMPLAINTS])}{more}")
+
+
+OTHERWISE = "choose another seed or larger shares, or give a column split"
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The slides of each split, as indices into `Labels.examples`. `drawn`: by chance, not by the file."""
+
+    train: tuple[int, ...]
+    val: tuple[int, ...]
+    test: tuple[int, ...]
+    drawn: bool
+
+
+def split_examples(labels: Labels, seed: int = 0, val_share: float = 0.1, test_share: float = 0.2) -> Splits:
+    """Split by the file, or else draw `test_share` and `val_share` of the patients; the rest is `train`.
+
+    Patients of each class (for survival, with and without the event) are spread evenly over the splits. A patient is of the class
+    of the first slide. A share of 0 draws none.
+
+    Raises ValueError for shares that leave nothing to learn from, and for splits of which nothing can be learnt or judged: a
+    class that only one of train and test has, no event, no pair of patients whose times can be compared.
+
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from dilkit.integrations.gigapath.finetuning import read_labels, split_examples
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "labels.csv")
+        ...     _ = path.write_text("slide,label\\n" + "".join(f"{i},{'ab'[i % 2]}\\n" for i in range(20)))
+        ...     splits = split_examples(read_labels(path))
+        >>> len(splits.train), len(splits.val), len(splits.test)
+        (14, 2, 4)
+    """
+    if labels.has_splits:
+        splits = _members(labels, {one.patient: str(one.split) for one in labels.examples}, drawn=False)
+    else:
+        splits = _drawn(labels, seed, val_share, test_share)
+    check_splits(labels, splits)
+    return splits
+
+
+def _drawn(labels: Labels, seed: int, val_share: float, test_share: float) -> Splits:
+    for name, share in (("val_share", val_share), ("test_share", test_share)):
+        check_share(name, share)
+    test, val = Fraction(str(test_share)), Fraction(str(val_share))
+    if test + val >= 1:
+        raise ValueError(f"val_share={val_share} and test_share={test_share} leave nothing to learn from: less than 1 is needed")
+    patients = _shuffled_by_class(labels, integer("seed", seed))
+    tested = _every(patients, test)
+    rest = [one for one in patients if one not in tested]
+    watched = _every(rest, val / (1 - test))
+    side = {**dict.fromkeys(patients, "train"), **dict.fromkeys(tested, "test"), **dict.fromkeys(watched, "val")}
+    return _members(labels, side, drawn=True)
+
+
+def _members(labels: Labels, side: dict[str, str], drawn: bool) -> Splits:
+    train, val, test = (tuple(i for i, one in enumerate(labels.examples) if side[one.patient] == name) for name in SPLITS)
+    return Splits(train, val, test, drawn)
+
+
+def _shuffled_by_class(labels: Labels, seed: int) -> list[str]:
+    firsts = {one.patient: one for one in reversed(labels.examples)}
+    by_class: dict[str, list[str]] = defaultdict(list)
+    for patient, one in firsts.items():
+        by_class[str(one.event if labels.is_survival else one.label)].append(patient)
+    chance = random.Random(seed)
+    groups = [sorted(by_class[name]) for name in sorted(by_class)]
+    for group in groups:
+        chance.shuffle(group)
+    return [patient for group in groups for patient in group]
+
+
+def _every(patients: list[str], share: Fraction) -> dict[str, None]:
+    half = Fraction(1, 2)
+    chosen = (one for i, one in enumerate(patients) if math.floor((i + 1) * share + half) > math.floor(i * share + half))
+    return dict.fromkeys(chosen)
+
+
+def check_splits(labels: Labels, splits: Splits) -> None:
+    """Raise ValueError where nothing can be learnt from `train` or judged on `test`, or a patient is on both sides."""
+    sides: dict[str, str] = {}
+    for name in SPLITS:
+        for one in (labels.examples[i] for i in getattr(splits, name)):
+            if (before := sides.setdefault(one.patient, name)) != name:
+                raise ValueError(f"{labels.source}: line {one.line}: patient {one.patient!r} is in splits {before} and {name}")
+    train, test = ([labels.examples[i] for i in indices] for indices in (splits.train, splits.test))
+    if not train or not test:
+        empty = "test" if train else "train"
+        raise ValueError(f"{labels.source}: split {empty} has no slides ({len(labels.examples)} in all); {OTHERWISE}")
+    if labels.is_survival:
+        if not any(one.event for one in train):
+            raise ValueError(f"{labels.source}: nobody in split train has event=1, so nothing can be learnt; {OTHERWISE}")
+        timed = [(one.time, one.event) for one in test if one.time is not None]
+        first = min((time for time, event in timed if event), default=math.inf)
+        if all(time <= first for time, _ in timed):
+            raise ValueError(f"{labels.source}: no two patients in split test have times that can be compared; {OTHERWISE}")
+    for name, own, other, others in (("train", train, "test", test), ("test", test, "train", train)):
+        classes = {one.label for one in own}
+        if lacking := [one for one in others if one.label not in classes]:
+            raise ValueError(
+                f"{labels.source}: split {name} has no slide of class {lacking[0].label!r}, which line {lacking[0].line} of "
+                f"split {other} is of; {OTHERWISE}"
+            )

@@ -13,7 +13,6 @@ from torch import Tensor
 from dilkit.integrations.gigapath.finetuning.record import Interval, Roc
 
 COVERED = 0.95
-"""The share of resamples within an interval."""
 
 
 def torchmetrics_curves() -> Any:
@@ -35,12 +34,10 @@ def margins(scores: Tensor) -> Tensor:
 
 def auroc(scores: Tensor, positive: Tensor) -> float:
     """Return the chance that a positive slide has a higher score than another, ties counted half; `(n,)` both."""
-    value: Tensor = torchmetrics_curves().binary_auroc(_ranks(scores), positive.long())
-    return value.item()
+    return float(torchmetrics_curves().binary_auroc(_ranks(scores), positive.long()))
 
 
 def roc(label: str, scores: Tensor, positive: Tensor) -> Roc:
-    """Return the ROC curve of `scores` `(n,)` for the class `label`, from (0, 0) to (1, 1)."""
     false, true, _ = torchmetrics_curves().binary_roc(_ranks(scores), positive.long())
     return Roc(label, tuple(zip(false.tolist(), true.tolist(), strict=True)))
 
@@ -57,7 +54,7 @@ def auroc_interval(
 ) -> Interval | None:
     """Return the mean AUROC of these classes, each against all others; None where a class, or all others, are missing.
 
-    `scores` `(n, classes)`, `targets` `(n,)`, and whose the slides are.
+    `scores` `(n, classes)`, `targets` and `patients` `(n,)`.
     """
     by_margin = margins(scores)
 
@@ -73,12 +70,8 @@ def auroc_interval(
 def c_index(risks: Tensor, times: Tensor, events: Tensor) -> float | None:
     """Return Harrell's C: of all pairs that can be compared, the share in which who has the event first has the higher risk.
 
-    A pair can be compared where the earlier time is that of an event; of an event and an end of observation at the same time the
-    event is the earlier one; two events at the same time cannot be compared. Equal risks count half. All are `(n,)`. None where
-    there is no such pair.
-
-    >>> c_index(torch.tensor([3.0, 2.0, 2.0]), torch.tensor([1.0, 2.0, 3.0]), torch.tensor([True, True, False]))
-    0.8333333333333334
+    All are `(n,)`. A pair can be compared where the earlier time is that of an event, which at the same time comes before an end
+    of observation; two events at one time cannot. Equal risks count half. None without such a pair.
     """
     right, comparable = _pairs(risks, times, events)
     pairs = comparable.sum().item()
@@ -96,7 +89,7 @@ def _pairs(risks: Tensor, times: Tensor, events: Tensor) -> tuple[Tensor, Tensor
 def c_index_interval(risks: Tensor, times: Tensor, events: Tensor, resamples: int, seed: int) -> Interval | None:
     """Return Harrell's C of patients, `(n,)` each, with its interval as `bootstrap` has it; None without pairs.
 
-    A patient who is drawn several times is no pair with itself, so that pairs are weighed by how often both were drawn.
+    A patient drawn several times is no pair with itself: pairs are weighed by how often both were drawn.
     """
     whole = c_index(risks, times, events)
     if whole is None:
@@ -110,8 +103,8 @@ def c_index_interval(risks: Tensor, times: Tensor, events: Tensor, resamples: in
 def bootstrap(value: Callable[[Tensor], float | None], patients: Sequence[str], resamples: int, seed: int) -> Interval | None:
     """Return `value` of all rows, and the bounds of 95% of its resamples; None where it is not defined.
 
-    A resample draws as many patients as there are, with replacement, and takes all rows of each; those that `value` is not
-    defined for are left out. With one of them left, the interval is that value.
+    A resample draws as many patients as there are, with replacement, with all their rows. Those that `value` is not defined for
+    are left out; with none left, the interval is that value.
     """
     whole = value(torch.arange(len(patients)))
     if whole is None:

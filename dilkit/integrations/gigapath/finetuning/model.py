@@ -1,26 +1,119 @@
-"""The model of fine-tuning: a slide encoder with a linear head, on slides by number, and the encoder to begin with."""
+"""The slides of a table of labels, looked through once before training, and the model of fine-tuning on slides by number."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from dilkit.checks import shown
 from dilkit.integrations.gigapath.checkpoint import Checkpoint, config_of, load_weights, settled
 from dilkit.integrations.gigapath.config import SIZES, SlideEncoderConfig, known_as
 from dilkit.integrations.gigapath.encoder import SlideEncoder
-from dilkit.integrations.gigapath.finetuning.slides import Slide, SlideFile
+from dilkit.integrations.gigapath.features import features_in, read_features
+from dilkit.integrations.gigapath.finetuning.labels import Labels, refuse
+from dilkit.integrations.gigapath.positions import settled_tile_size
+
+
+@dataclass(frozen=True)
+class SlideFile:
+    """A file of tile features, how many tiles it has, of which size they are, in pixels a side, and how many numbers each."""
+
+    path: Path
+    tiles: int
+    tile_size: int
+    width: int
+    tile_encoder: str | None
+
+
+class Slide(NamedTuple):
+    """Tiles `(1, n, in_chans)` and coords `(1, n, 2)`, as `SlideEncoder` takes them, and the size of a tile."""
+
+    tiles: Tensor
+    coords: Tensor
+    tile_size: int
+
+
+def look_through(
+    labels: Labels,
+    folder: Path,
+    tile_size: int | None = None,
+    progress: Callable[[int], None] | None = None,
+    tile_encoder: str | None = None,
+) -> tuple[SlideFile, ...]:
+    """Read each slide once and return the files in the order of `labels`; `progress` is called with the number read so far.
+
+    `tile_size`, `tile_encoder`: the size of tiles where no file has it, and which features of a file with several.
+
+    Raises ValueError naming the lines of `labels` whose slides have no file, or one that will not do: see `read_features`; tiles
+    of another width or of another tile encoder than those of the first; tiles that lie as tiles of another size do.
+
+        >>> import tempfile, torch
+        >>> from pathlib import Path
+        >>> from dilkit.integrations.gigapath.finetuning import look_through, read_labels
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "labels.csv")
+        ...     _ = path.write_text("slide,time,event\\na,12.5,1\\n")
+        ...     torch.save({"features": torch.randn(5, 8), "coords": torch.zeros(5, 2)}, Path(folder, "a.pt"))
+        ...     [slide] = look_through(read_labels(path), Path(folder))
+        >>> slide.path.name, slide.tiles, slide.tile_size, slide.width
+        ('a.pt', 5, 256, 8)
+    """
+    by_name = {path.stem: path for path in features_in([folder])}
+    several: list[SlideFile] = []
+    complaints: list[str] = []
+    for count, one in enumerate(labels.examples, 1):
+        try:
+            if one.slide not in by_name:
+                raise ValueError(f"{folder} holds no file of features for slide {shown(one.slide)}")
+            several.append(_file(by_name[one.slide], tile_size, tile_encoder))
+            _check_alike(several[0], several[-1])
+        except (ValueError, OSError) as error:
+            complaints.append(f"line {one.line}: {error}")
+        if progress:
+            progress(count)
+    refuse(labels.source, complaints)
+    return tuple(several)
+
+
+def slide_reader(files: Sequence[SlideFile], like: Tensor) -> Callable[[int], Slide]:
+    """Return a function that reads the slide of an index, with tiles of the dtype and on the device of `like`."""
+
+    def read(index: int) -> Slide:
+        one = files[index]
+        features = read_features(one.path, tile_encoder=one.tile_encoder)
+        return Slide(features.tiles[None].to(like), features.coords[None].to(like.device), one.tile_size)
+
+    return read
+
+
+def _file(path: Path, tile_size: int | None, tile_encoder: str | None) -> SlideFile:
+    features = read_features(path, tile_encoder=tile_encoder)
+    tiles, width = features.tiles.shape
+    try:
+        size, _ = settled_tile_size(features.tile_size, tile_size, features.coords)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return SlideFile(path, tiles, size, width, features.tile_encoder)
+
+
+def _check_alike(first: SlideFile, other: SlideFile) -> None:
+    if other.width != first.width:
+        raise ValueError(f"{other.path}: tiles have {other.width} features, but {first.width} in {first.path}")
+    if None not in (first.tile_encoder, other.tile_encoder) and first.tile_encoder != other.tile_encoder:
+        raise ValueError(f"{other.path}: features are of {other.tile_encoder!r}, but of {first.tile_encoder!r} in {first.path}")
 
 
 class SlideModel(nn.Module):
-    """head(embedding of the slide of an index), `(outputs,)`; the head is one linear layer.
+    """A linear head on the embedding of a slide, by the slide's index: `(outputs,)`.
 
-    `read` gives the slide of an index. With `freeze` the encoder stays as it is, in eval mode: the embedding of each slide is
-    computed once and kept.
+    `read` gives the slide of an index. With `freeze` the encoder stays as it is, in eval mode, and each embedding is computed
+    once.
     """
 
     def __init__(self, encoder: SlideEncoder, outputs: int, read: Callable[[int], Slide], freeze: bool = False) -> None:
@@ -44,11 +137,9 @@ class SlideModel(nn.Module):
         return out
 
     def trained(self) -> dict[str, Tensor]:
-        """Return the parameters that are trained, by name."""
         return {name: weight for name, weight in self.named_parameters() if weight.requires_grad}
 
     def load_trained(self, weights: dict[str, Tensor]) -> None:
-        """Take what `trained` gave for a model of the same kind."""
         with torch.no_grad():
             for name, weight in self.trained().items():
                 weight.copy_(weights[name])
@@ -61,15 +152,17 @@ class SlideModel(nn.Module):
 
 
 def saved(model: SlideModel, **facts: Any) -> dict[str, Any]:
-    """Return the weights and settings that a file of a trained model holds; `load_slide_encoder` reads the encoder from it.
+    """Return the content of a file of a trained model, from which `load_slide_encoder` reads the encoder.
 
-    Tiles have the size that each slide's own file says: there is none of the model.
+    The size of tiles is not stored: each slide's own file has it.
     """
-    weights = {name: weight.detach().cpu() for name, weight in model.encoder.state_dict().items()}
-    head = {name: weight.detach().cpu() for name, weight in model.head.state_dict().items()}
-    settings = asdict(model.encoder.config)
-    del settings["tile_size"]
-    return {"model": weights, "head": head, **settings, **facts}
+    parts = {"model": model.encoder, "head": model.head}
+    content: dict[str, Any] = {
+        part: {name: weight.detach().cpu() for name, weight in module.state_dict().items()} for part, module in parts.items()
+    }
+    content |= asdict(model.encoder.config) | facts
+    del content["tile_size"]
+    return content
 
 
 def first_encoder(
@@ -85,9 +178,8 @@ def first_encoder(
 
     Raises ValueError for weights that do not fit.
     """
-    options: dict[str, Any] = dict(backend=backend, device=device)
     with seeded(seed, torch.device(device)):
-        encoder = SlideEncoder(config, activation_checkpointing=activation_checkpointing, **options)
+        encoder = SlideEncoder(config, activation_checkpointing=activation_checkpointing, backend=backend, device=device)
     if found is not None:
         load_weights(found, encoder, f"checkpoint {found.file}", f"arch={known_as(config)!r}")
     return encoder
@@ -111,7 +203,6 @@ def config_for(
 
 
 def check_tile_encoder(slides: Sequence[SlideFile], name: str) -> None:
-    """Raise ValueError if the files name a tile encoder without `name` in it."""
     said = slides[0].tile_encoder
     if said is not None and name.lower() not in said.lower():
         raise ValueError(f"features are of {said!r}, as {slides[0].path} says, not of {name!r}, which the checkpoint is for")

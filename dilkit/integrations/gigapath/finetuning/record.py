@@ -37,11 +37,10 @@ class Roc:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """The metrics of the scores of a split.
+    """The metrics of a split; None for one that is not defined, such as the AUROC of slides of one class.
 
     `auroc`: of two classes that of the second; of more the mean of `by_class`, each against all others, over slides. `c_index`:
-    over patients, each with the mean risk of the patient's slides. A metric that is not defined, such as the AUROC of slides of
-    one class, is None.
+    over patients, each with the mean risk of the patient's slides.
     """
 
     slides: int

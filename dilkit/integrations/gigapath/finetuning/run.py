@@ -13,16 +13,14 @@ import torch
 from torch import Tensor
 
 from dilkit import files
+from dilkit.integrations.gigapath.config import SIZES
 from dilkit.integrations.gigapath.encoder import SlideEncoder
-from dilkit.integrations.gigapath.finetuning.labels import SPLITS, Example, Labels
+from dilkit.integrations.gigapath.finetuning.labels import SPLITS, Example, Labels, Splits, check_splits, split_examples
 from dilkit.integrations.gigapath.finetuning.metrics import auroc_interval, c_index_interval, margins, roc, torchmetrics_curves
-from dilkit.integrations.gigapath.finetuning.model import SlideModel, saved, seeded
-from dilkit.integrations.gigapath.finetuning.objectives import objective_of
+from dilkit.integrations.gigapath.finetuning.model import SlideFile, SlideModel, saved, seeded, slide_reader
 from dilkit.integrations.gigapath.finetuning.record import EncoderFacts, Finetuning, Judgement, Prediction
 from dilkit.integrations.gigapath.finetuning.settings import Settings
-from dilkit.integrations.gigapath.finetuning.slides import SlideFile, slide_reader
-from dilkit.integrations.gigapath.finetuning.splits import Splits, check_splits, split_examples
-from dilkit.integrations.gigapath.finetuning.training import Training
+from dilkit.integrations.gigapath.finetuning.training import Objective, Training
 from dilkit.integrations.ranks import digest
 
 CHECKPOINT, MODEL = "checkpoint.pt", "model.pt"
@@ -84,7 +82,7 @@ def finetune(
     if splits is None:
         splits = split_examples(labels, settings.seed)
     check_splits(labels, splits)
-    objective = objective_of(labels)
+    objective = Objective(labels)
     with seeded(settings.seed, encoder.cls_token.device):
         model = SlideModel(encoder, objective.outputs, slide_reader(slides, encoder.cls_token), settings.freeze)
     training = Training(model, objective, splits, settings, _facts(labels, slides, encoder, splits, settings))
@@ -96,7 +94,6 @@ def finetune(
 
 
 def _begin(training: Training, checkpoint: Path, resume: bool) -> None:
-    """Load the checkpoint if the run is to go on from there. Raises ValueError where that is not so."""
     if resume:
         if not checkpoint.exists():
             raise ValueError(f"resume: {checkpoint} is not there; nothing has been saved in this folder: leave resume out")
@@ -125,14 +122,11 @@ def _check_slides(labels: Labels, slides: Sequence[SlideFile], encoder: SlideEnc
 def _facts(
     labels: Labels, slides: Sequence[SlideFile], encoder: SlideEncoder, splits: Splits, settings: Settings
 ) -> dict[str, str]:
-    """Return the values that a checkpoint must match for training to go on from it."""
     places = [(one.path.name, one.tiles, one.tile_size) for one in slides]
     weights = "".join(digest(weight) for weight in encoder.state_dict().values())
     return dict(
         **{name: str(value) for name, value in asdict(settings).items()},
-        labels=_short(str(labels.examples)),
-        splits=_short(str(splits)),
-        slides=_short(str(places)),
+        **{name: _short(str(value)) for name, value in dict(labels=labels.examples, splits=splits, slides=places).items()},
         **{name: str(value) for name, value in asdict(encoder.config).items() if name != "tile_size"},
         weights=_short(weights),
     )
@@ -166,13 +160,8 @@ def _record(labels: Labels, slides: Sequence[SlideFile], training: Training) -> 
 def _encoder_facts(model: SlideModel) -> EncoderFacts:
     config = model.encoder.config
     return EncoderFacts(
-        embed_dim=config.embed_dim,
-        depth=config.depth,
-        num_heads=config.num_heads,
-        in_chans=config.in_chans,
+        **{name: getattr(config, name) for name in (*SIZES, "dropout", "drop_path")},
         pooling="mean of tiles" if config.global_pool else "class token",
-        dropout=config.dropout,
-        drop_path=config.drop_path,
         activation_checkpointing=model.encoder.activation_checkpointing,
         parameters=sum(weight.numel() for weight in model.parameters()),
         trained_parameters=sum(weight.numel() for weight in model.trained().values()),
@@ -180,22 +169,18 @@ def _encoder_facts(model: SlideModel) -> EncoderFacts:
 
 
 def predictions(labels: Labels, splits: Splits, scores: Tensor) -> tuple[Prediction, ...]:
-    """Return the predictions by `scores` `(slides, outputs)` of all slides in a split, in the order of the file."""
     side = {index: name for name in SPLITS for index in getattr(splits, name)}
     results = []
     for index in sorted(side):
         one, row = labels.examples[index], scores[index]
-        values: dict[str, Any] = dict(line=one.line, split=side[index], label=one.label, time=one.time, event=one.event)
-        if labels.is_survival:
-            values |= dict(risk=row.item())
-        else:
-            values |= dict(probabilities=tuple(row.softmax(dim=0).tolist()))
-        results.append(Prediction(slide=one.slide, patient=one.patient, **values))
+        found: dict[str, Any] = (
+            dict(risk=row.item()) if labels.is_survival else dict(probabilities=tuple(row.softmax(0).tolist()))
+        )
+        results.append(Prediction(**asdict(one) | found | dict(split=side[index])))
     return tuple(results)
 
 
 def judged(labels: Labels, splits: Splits, scores: Tensor, settings: Settings) -> dict[str, Judgement]:
-    """Return the metrics of each split that has slides."""
     judge = _judged_survival if labels.is_survival else _judged_classes
     by_split = {}
     for name in SPLITS:
@@ -210,15 +195,11 @@ def _judged_classes(examples: Sequence[Example], scores: Tensor, classes: Sequen
     numbers = range(1 if len(classes) == 2 else 0, len(classes))
     drawing = settings.resamples, settings.seed
     whole = auroc_interval(scores, targets, numbers, patients, *drawing)
-    single = {classes[n]: auroc_interval(scores, targets, [n], patients, *drawing) for n in numbers} if len(numbers) > 1 else {}
-    by_margin, curves = margins(scores), []
-    for n in numbers:
-        positive = targets == n
-        if bool(positive.any()) and not bool(positive.all()):
-            curves.append(roc(classes[n], by_margin[:, n], positive))
-    by_class = {name: interval for name, interval in single.items() if interval}
-    counts = len(examples), len(set(patients))
-    return Judgement(slides=counts[0], patients=counts[1], auroc=whole, by_class=by_class, roc=tuple(curves))
+    single = {n: auroc_interval(scores, targets, [n], patients, *drawing) for n in numbers} if len(numbers) > 1 else {1: whole}
+    by_margin, defined = margins(scores), [n for n in numbers if single[n]]
+    curves = tuple(roc(classes[n], by_margin[:, n], targets == n) for n in defined)
+    by_class = {classes[n]: interval for n, interval in single.items() if interval and len(numbers) > 1}
+    return Judgement(slides=len(examples), patients=len(set(patients)), auroc=whole, by_class=by_class, roc=curves)
 
 
 def _judged_survival(examples: Sequence[Example], scores: Tensor, classes: Sequence[str], settings: Settings) -> Judgement:

@@ -1,4 +1,4 @@
-"""The course of training: steps of the optimizer, what is saved of them, and how they go on from there, bit by bit the same."""
+"""Training: steps of the optimizer, saved, and resumed bit by bit the same."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from dilkit import files
 from dilkit.integrations.gigapath.checkpoint import load_tensors
+from dilkit.integrations.gigapath.finetuning.labels import Labels, Splits
 from dilkit.integrations.gigapath.finetuning.model import SlideModel, seeded
-from dilkit.integrations.gigapath.finetuning.objectives import Objective
 from dilkit.integrations.gigapath.finetuning.record import Epoch
 from dilkit.integrations.gigapath.finetuning.settings import Settings
-from dilkit.integrations.gigapath.finetuning.splits import Splits
 
 MIXER = 1_000_003
 """Factor of a seed before a step or a slide is added, so that seeds do not meet."""
@@ -28,11 +28,11 @@ FORMAT = 2
 
 
 class Training:
-    """Training of a `SlideModel` on the slides of `splits.train`. `losses` are those of the steps so far, `curve` of the epochs.
+    """Training of a `SlideModel` on `splits.train`. `losses` are those of the steps so far, `curve` of the epochs.
 
-    A step whose slides have no loss, such as Cox's where nobody has the event, is passed over, with 0 as its loss.
-    Random numbers depend on the seed, the step and the slide alone, so that training that `save` wrote and `load` reads goes on
-    as if nothing had been between. `facts` say by name what a run is of; a file of a run with others is refused.
+    A step whose slides have no loss, such as Cox's where nobody has the event, is passed over, with 0 as its loss. Random numbers
+    depend on the seed, the step and the slide alone, so that a run that `save` wrote and `load` reads goes on bit by bit. `facts`
+    are those of the run, by name; a file of a run with others is refused.
     """
 
     def __init__(
@@ -47,18 +47,16 @@ class Training:
 
     @property
     def steps_of_epoch(self) -> int:
-        """Steps of the optimizer in an epoch."""
         return -(-len(self.splits.train) // self.settings.accumulate)
 
     @property
     def steps(self) -> int:
-        """Steps of the whole training."""
         return self.steps_of_epoch * self.settings.epochs
 
     def run(self, checkpoint: Path, progress: Callable[[int, int, float], None] | None = None) -> None:
         """Train to the end. `checkpoint` is written after each epoch, and every 10 minutes within; `progress(step, steps, loss)`.
 
-        Raises ValueError for a loss that is not finite, before the weights take anything from it.
+        Raises ValueError for a loss that is not finite, before it changes a weight.
         """
         start, earlier = time.monotonic(), self.seconds
         saved = start
@@ -82,11 +80,11 @@ class Training:
 
     def save(self, path: Path) -> None:
         """Write what `load` needs; the file is there whole or as it was."""
-        weights = {name: weight.detach() for name, weight in self.model.trained().items()}
-        course = dict(losses=self.losses, curve=[astuple(one) for one in self.curve], seconds=self.seconds)
+        content = dict(format=FORMAT, facts=self.facts, losses=self.losses, seconds=self.seconds)
+        content |= dict(curve=[astuple(one) for one in self.curve], optimizer=self.optimizer.state_dict())
+        content["weights"] = {name: weight.detach() for name, weight in self.model.trained().items()}
         with files.replacing(path) as file:
-            facts = dict(format=FORMAT, facts=self.facts)
-            torch.save({**facts, **course, "weights": weights, "optimizer": self.optimizer.state_dict()}, file)
+            torch.save(content, file)
 
     def load(self, path: Path) -> None:
         """Go on from what `save` wrote. Raises ValueError for another file, or one of a run that differs, naming in what."""
@@ -107,7 +105,7 @@ class Training:
     def _step(self) -> None:
         step = len(self.losses)
         group = self._slides_of(step)
-        set_rate(self.optimizer, self._rate(step))
+        set_rate(self.optimizer, rate_at(step / self.steps_of_epoch, self.settings))
         self.model.train()
         self.optimizer.zero_grad()
         if not self.objective.defined(group):
@@ -121,11 +119,7 @@ class Training:
         self.optimizer.step()
         self.losses.append(loss)
 
-    def _rate(self, step: int) -> float:
-        return rate_at(step / self.steps_of_epoch, self.settings)
-
     def _slides_of(self, step: int) -> list[int]:
-        """Return the slides of a step: those of an epoch in an order of chance, cut into groups."""
         epoch, part = divmod(step, self.steps_of_epoch)
         generator = torch.Generator().manual_seed(self.settings.seed * MIXER + epoch)
         order = torch.randperm(len(self.splits.train), generator=generator).tolist()
@@ -133,7 +127,6 @@ class Training:
         return [self.splits.train[place] for place in order[part * size : (part + 1) * size]]
 
     def _epoch(self) -> Epoch:
-        """Return the losses and the rate of the epoch that has just ended."""
         last = self.losses[-self.steps_of_epoch :]
         groups = [self._slides_of(step) for step in range(len(self.losses) - len(last), len(self.losses))]
         sizes = [len(group) if self.objective.defined(group) else 0 for group in groups]
@@ -141,15 +134,14 @@ class Training:
         val = None
         if self.objective.defined(self.splits.val):
             val = self.objective.loss(self.scores(self.splits.val), self.splits.val).item()
-        return Epoch(len(self.curve) + 1, self._rate(len(self.losses) - 1), train, val)
+        return Epoch(len(self.curve) + 1, rate_at((len(self.losses) - 1) / self.steps_of_epoch, self.settings), train, val)
 
 
 def accumulate(model: SlideModel, indices: Sequence[int], objective: Objective, seed: int) -> float:
-    """Add the gradients of the joint loss of these slides to those of the parameters. Returns the loss.
+    """Add the gradients of the joint loss of these slides, as of one batch, to those of the parameters; return the loss.
 
-    They are those of one batch of all these slides. Where the loss of several slides is not the mean of their own, scores are
-    computed first, without gradients, then the gradient of each score, and with that the slide once more. `seed` decides what is
-    dropped, of each slide anew, and alike in both passes.
+    Where that loss is not the mean of the slides' own, each slide is computed twice: for its score, then with the gradient of
+    that. `seed` decides what is dropped, alike in both passes.
     """
     if objective.separable:
         total = 0.0
@@ -176,17 +168,13 @@ def _scored(model: SlideModel, index: int, seed: int) -> Tensor:
 
 
 FIRST = ("cls_token", "patch_embed.")
-"""Parameters before the first layer."""
 LAYER = "encoder.layers."
 
 
 def layer_scale(name: str, depth: int, decay: float) -> float:
     """Return `decay` to the power of the layers after a parameter of `SlideEncoder`, the head being one: 1 for its last norms.
 
-    Raises ValueError for a name that no such parameter has.
-
-    >>> [layer_scale(name, 2, 0.5) for name in ("cls_token", "encoder.layers.0.ffn.fc1.bias", "encoder.layers.1.ffn.fc1.bias")]
-    [0.125, 0.25, 0.5]
+    Raises ValueError for an unknown name.
     """
     if name.startswith(FIRST):
         return decay ** (depth + 1)
@@ -213,11 +201,7 @@ def optimizer_of(encoder: nn.Module, head: nn.Module, depth: int, settings: Sett
 
 
 def rate_at(epoch: float, settings: Settings) -> float:
-    """Return the rate of the head after `epoch` epochs, a fraction within one: rising linearly, then half a cosine.
-
-    >>> [round(rate_at(epoch, Settings(epochs=5, base_rate=8e-3, least_rate=0.0)), 6) for epoch in (0, 0.5, 1, 3, 5)]
-    [0.0, 0.0005, 0.001, 0.0005, 0.0]
-    """
+    """Return the rate of the head after `epoch` epochs, a fraction within one: rising linearly, then half a cosine."""
     if epoch < settings.warmup_epochs:
         return settings.peak_rate * epoch / settings.warmup_epochs
     past = (epoch - settings.warmup_epochs) / (settings.epochs - settings.warmup_epochs)
@@ -225,6 +209,47 @@ def rate_at(epoch: float, settings: Settings) -> float:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Give each group the rate times its scale."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group["scale"]
+
+
+class Objective:
+    """The targets of all slides, and the loss of some of them: the mean of -log softmax(scores)[class], or `cox_loss`.
+
+    `outputs`: scores of a slide. `separable`: True if the loss of several slides is the mean of their own.
+    """
+
+    def __init__(self, labels: Labels) -> None:
+        self.separable, examples = not labels.is_survival, labels.examples
+        self.outputs = len(labels.classes) or 1
+        if self.separable:
+            self._targets = torch.tensor([labels.classes.index(str(one.label)) for one in examples])
+        else:
+            self._times = torch.tensor([one.time for one in examples], dtype=torch.float64)
+            self._events = torch.tensor([bool(one.event) for one in examples])
+
+    def defined(self, indices: Sequence[int]) -> bool:
+        return len(indices) > 0 if self.separable else bool(self._events[list(indices)].any())
+
+    def loss(self, scores: Tensor, indices: Sequence[int]) -> Tensor:
+        rows = list(indices)
+        if self.separable:
+            return F.cross_entropy(scores, self._targets[rows].to(scores.device))
+        return cox_loss(scores[:, 0], self._times[rows].to(scores.device), self._events[rows].to(scores.device))
+
+
+def cox_loss(scores: Tensor, times: Tensor, events: Tensor) -> Tensor:
+    """Return -1 / events * sum over events i of (scores_i - log(sum over times_j >= times_i of exp(scores_j)))
+
+    All are `(n,)`, `events` bool. Efron's rule treats d events at one time: the sum of the k-th of them, k = 0 to d - 1, loses k
+    / d of their contributions. Without an event the loss and its gradient are 0.
+    """
+    if not bool(events.any()):
+        return scores.sum() * 0.0
+    event_scores, event_times = scores[events], times[events]
+    at_risk = torch.where(times >= event_times[:, None], scores, -torch.inf).logsumexp(dim=1)
+    same_time = event_times == event_times[:, None]
+    tied = torch.where(same_time, event_scores, -torch.inf).logsumexp(dim=1)
+    earlier, events_at_time = (x.sum(dim=1).to(scores.dtype) for x in (same_time.tril(-1), same_time))
+    taken = torch.log1p(-earlier / events_at_time * (tied - at_risk).exp())
+    return (at_risk + taken - event_scores).mean()

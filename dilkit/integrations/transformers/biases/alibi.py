@@ -15,21 +15,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dilkit.bias.alibi import Alibi, alibi_slopes
-from dilkit.integrations.transformers.biases.position_bias import PositionBias
+from dilkit.integrations.transformers.biases.tables import PositionBias
 from dilkit.integrations.transformers.checks import REFUSED
-from dilkit.integrations.transformers.token_mask import TokenMask
+from dilkit.integrations.transformers.sequences import TokenMask
 
 CACHES = ("cache", "layer_past", "past_key_values")
 """The names of the KV cache: in transformers 5.24, in Bloom's layers, and in MPT's before 5.24."""
 WITHOUT_EFFECT = ("use_cache", "output_attentions")
-"""Other arguments of these layers. `_without_weights` refuses the second where it is True."""
 
 
 def watch_alibi(model: Any, is_ours: Callable[[object], bool]) -> bool:
-    """Have Bloom's and MPT's layers look attention up by name where `is_ours(name)`. Returns True if the model has such layers.
-
-    Layers that are made from then on know their configuration, which holds the name.
-    """
+    """Have Bloom's and MPT's later layers look attention up where `is_ours(name)`. Returns True if the model has such."""
     homes = {kind.__module__ for kind in model.__mro__} & set(LAYERS)
     for home in homes:
         block, layer = (getattr(sys.modules[home], name) for name in LAYERS[home][:2])
@@ -73,17 +69,12 @@ def _watched(forward: Any, asking: Any, is_ours: Callable[[object], bool]) -> An
 
 
 def _attended(layer: Any, rows: tuple[Tensor, Tensor, Tensor], mask: Any, bias: PositionBias, **options: Any) -> Tensor:
-    """Call the attention function of the layer's name on queries, keys and values: `(batch, rows, heads * head_dim)`."""
     interface = sys.modules["transformers"].AttentionInterface()  # torch.compile traces no import
     out: Tensor = interface[layer.config._attn_implementation](layer, *rows, mask, position_bias=bias, **options)[0]
     return out.flatten(2)
 
 
 def _with_cached(layer: Any, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    """Return `key` and `value` after those of the KV cache among the `options` of `forward`.
-
-    Raises TypeError for an option that is unknown here, as a later version of transformers may hand on.
-    """
     caches = [options.pop(name) for name in CACHES if name in options]
     if unknown := sorted(name for name, x in options.items() if name not in WITHOUT_EFFECT and x is not None):
         raise TypeError(
@@ -99,7 +90,6 @@ def _with_cached(layer: Any, key: Tensor, value: Tensor, **options: Any) -> tupl
 def _bloom(
     layer: Any, hidden_states: Tensor, residual: Tensor, alibi: Tensor, attention_mask: Any, cache: Any = None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Do as `BloomAttention.forward`."""
     query, key, value = layer._reshape(layer.query_key_value(hidden_states))
     key, value = _with_cached(layer, key, value, cache=cache, **options)
     out = _attended(
@@ -116,7 +106,6 @@ def _bloom(
 def _mpt(
     layer: Any, hidden_states: Tensor, position_bias: Tensor, cache: Any = None, attention_mask: Any = None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Do as `MptAttention.forward`."""
     rows = layer.Wqkv(hidden_states)
     if layer.clip_qkv:
         rows = rows.clamp(min=-layer.clip_qkv, max=layer.clip_qkv)
@@ -141,4 +130,3 @@ LAYERS = {
     "transformers.models.bloom.modeling_bloom": ("BloomBlock", "BloomAttention", _bloom),
     "transformers.models.mpt.modeling_mpt": ("MptBlock", "MptAttention", _mpt),
 }
-"""The classes of the blocks and of the attention of a module, and what this does in place of its `forward`."""

@@ -1,11 +1,9 @@
-"""T5's position bias, of a table of buckets.
+"""T5's position bias, of a table of buckets; mT5 and Pop2Piano have such layers too.
 
-first layer     makes `(1, heads, rows, keys)` of its table         here: a `PositionBias` of its table
-later layers    get what the first one made                         the same `PositionBias`
-attention       adds it to the scores                               `dilkit.RelativeTable`
-cross-attention makes zeros                                         a `PositionBias` of nothing
-
-T5, mT5 and Pop2Piano have such layers.
+first layer        makes `(1, heads, rows, keys)` of its table    here: a `PositionBias` of its table
+later layers       get what the first one made                    the same `PositionBias`
+attention          adds it to the scores                          `dilkit.RelativeTable`
+cross-attention    makes zeros                                    a `PositionBias` of nothing
 """
 
 from __future__ import annotations
@@ -13,19 +11,36 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dilkit.bias.base import Bias
 from dilkit.bias.tables import RelativeTable
-from dilkit.integrations.transformers.biases.position_bias import PositionBias
-from dilkit.integrations.transformers.token_mask import TokenMask
+from dilkit.integrations.transformers.sequences import TokenMask
 
 MADE_BY = ("compute_bias", "_relative_position_bucket")
-"""The methods of a layer with a table of buckets."""
 HANDED_ON = {"mask", "key_value_states", "position_bias"}
-"""Arguments of such a layer's `forward`, beside its input."""
+
+
+@dataclass(frozen=True, eq=False)
+class PositionBias:
+    """The bias of a call, made anew by `make` for each layer, or None in cross-attention; `counts_padding`: its distances do."""
+
+    make: Callable[[], Bias] | None
+    counts_padding: bool = True
+
+    def of_call(self, mask: TokenMask | None, kind: str, device: torch.device) -> Bias | None:
+        """Make the bias on `device`, that of the layer `kind`. Raises ValueError where padding lies between tokens and counts."""
+        if self.make is None:
+            return None
+        if mask is not None and self.counts_padding:
+            mask.check_gaps(kind, "distances of its position bias count")
+        bias = self.make()
+        return bias.with_weights(bias.weights.to(device))
 
 
 def watch_tables(model: Any) -> None:
@@ -40,17 +55,14 @@ def watch_tables(model: Any) -> None:
 
 
 def table_of(layer: Any, device: torch.device | str = "cpu") -> RelativeTable:
-    """Return the bias of a layer with a table of buckets, on `device`; its gradient reaches the table.
-
-    The layer's own method says what each distance gets: one row in the midst of as many keys as differ.
-    """
+    """Return the bias of a layer, with gradients, by its own method: one row in the midst of as many keys as differ."""
     most = layer.relative_attention_max_distance
     of_keys = layer.compute_bias(1, 2 * most + 1, device=device, past_seen_tokens=most)
     return RelativeTable(of_keys[0, :, 0].flip(-1))
 
 
 class _FirstTable:
-    """The bias of the first layer, for itself and for later ones, which may not reach its weights: FSDP has them gathered then.
+    """The bias of the first layer, also for later ones, which may not reach its weights: FSDP has them gathered then.
 
     Reentrant checkpoints compute it without a graph and later layers with one: these make it anew.
     """

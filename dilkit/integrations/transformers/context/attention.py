@@ -9,13 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dilkit.integrations.ranks import OverRanks
-from dilkit.integrations.transformers.sequences import ONE_SEQUENCE, check_first, is_cut
-from dilkit.integrations.transformers.token_mask import TokenMask
+from dilkit.integrations.transformers.sequences import ONE_SEQUENCE, TokenMask, check_first, is_cut
 from dilkit.pattern import Pattern
 
 KEPT_AS = "dilkit_ranks"
-"""The attribute of an attention layer that is its `LayerRanks`."""
 BY_POSITIONS = "dilkit_by_positions"
 """The argument of a model's call by which its layers know that positions begin anew or not at 0: `WholeBatch.by_positions`."""
 STEP = "rows of a model under context_parallel"
@@ -26,13 +23,12 @@ WAY_OUT = "give the model what ContextParallel.shard(batch) returns, on every ra
 
 @dataclass(frozen=True)
 class LayerRanks:
-    """The ranks that a layer's sequence is cut over, a `dilkit.comm.Comm`, and the `schedule` by which they compute it.
+    """The ranks, a `dilkit.comm.Comm`, that a layer's sequence is cut over, with `schedule` and `keep` of the exchange.
 
-    `keep`: what they keep of received rows for the backward pass. `calls`: what computes over ranks, looked up once:
-    torch.compile cannot. `checks_rows`: it is the first layer of its model.
+    `calls`: looked up once, as torch.compile cannot. `checks_rows`: it is the first layer of its model.
     """
 
-    calls: OverRanks
+    calls: Any
     comm: Any
     schedule: str | None
     keep: str
@@ -48,9 +44,7 @@ class LayerRanks:
         options: dict[str, Any],
         **call: Any,
     ) -> Tensor:
-        """Attend from this rank's rows over all ranks: `(batch, rows, heads, head_dim)` like `query`.
-
-        `options`: further arguments of the layer's call; `call`: those of `ring_dilated_attention`.
+        """Attend from this rank's rows over all ranks; `call`: arguments of `ring_dilated_attention`.
 
         Raises ValueError, on all ranks, for rows that do not follow those of the rank before, and what dilkit.comm raises.
         """
@@ -65,14 +59,15 @@ class LayerRanks:
         elif self.checks_rows:
             self._check_rows(query, key, mask, options)
         if cu_seqlens is None:
-            return self.calls.attend(query, key, value, pattern, self.comm, **call)
+            out: Tensor = self.calls.attend(query, key, value, pattern, self.comm, **call)
+            return out
         if call.pop("dropout_p"):
             raise ValueError("dropout of packed sequences over ranks is not computed; give attention_dropout=0, or no padding")
         q, k, v = (x.squeeze(0) for x in (query, key, value))
-        return self.calls.attend_packed(q, k, v, pattern, self.comm, cu_seqlens.int(), **call).unsqueeze(0)
+        packed: Tensor = self.calls.attend_packed(q, k, v, pattern, self.comm, cu_seqlens.int(), **call)
+        return packed.unsqueeze(0)
 
     def _check_rows(self, query: Tensor, key: Tensor, mask: TokenMask | None, options: dict[str, Any]) -> None:
-        """Raise ValueError on all ranks unless their rows are the parts of one sequence, or of one packing, in order."""
         may_differ = ("rows", "first", "last", "cut")
         ranks = self.calls.agree_on(self.comm, lambda: _facts(query, key, mask, options), STEP, may_differ)
         starts = list(accumulate((facts["rows"] for facts in ranks), initial=0))
@@ -100,7 +95,6 @@ class LayerRanks:
 
 
 def _check_own_rows(query: Tensor, key: Tensor, mask: TokenMask | None) -> None:
-    """Raise ValueError for rows that are no part of whole sequences."""
     if mask is not None and mask.tokens is not None:
         raise ValueError(
             f"attention_mask has padding, or may have under torch.compile; it is left out before a sequence is cut: {WAY_OUT}"
@@ -113,7 +107,6 @@ def _check_own_rows(query: Tensor, key: Tensor, mask: TokenMask | None) -> None:
 
 
 def _facts(query: Tensor, key: Tensor, mask: TokenMask | None, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts of a rank's rows for the others. Raises ValueError for rows that are no part of whole sequences."""
     _check_own_rows(query, key, mask)
     rows, cu_seqlens, positions = query.shape[1], options.get("cu_seq_lens_q"), options.get("position_ids")
     facts = dict(rows=rows, total=UNKNOWN, first=UNKNOWN, last=UNKNOWN, cut=BY_POSITIONS in options and is_cut(mask))

@@ -1,37 +1,100 @@
-"""A batch of a language model, made ready to be cut along its sequence.
+"""A batch of a language model, made ready to be cut along its sequence, with the `Positions` that the model gives its tokens.
 
 input_ids (batch, seq)      A A A .         packed (1, total)    A A A B B B B       without padding it stays (batch, seq)
                             B B B B         cu_seqlens           0     3       7
 labels                      a1 a2 a3 -      shift_labels         a2 a3 - b2 b3 b4 -
+
+positions of Llama, GPT-2   0, 1, 2, ... along a row, padding included
+             OPT            a count of the tokens, by attention_mask
+             RoBERTa, ESM   a count of the ids that are no padding, from pad_token_id + 1 on
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dilkit.integrations.transformers.context.positions import OF_ROWS, Positions
-from dilkit.integrations.transformers.packing import of_positions
-from dilkit.integrations.transformers.sequences import packing_given
-from dilkit.integrations.transformers.token_mask import gaps
+from dilkit.integrations.transformers.checks import arguments_of, source_of
+from dilkit.integrations.transformers.sequences import gaps, of_positions, packing_given
+
+BY_LENGTH = ("dynamic", "longrope")
+COUNTS_MASK = re.compile(r"position_ids = (torch\.cumsum\(\w*attention_mask|attention_mask\S*\.cumsum)")
+
+
+@dataclass(frozen=True)
+class Positions:
+    """`by_mask`: tokens are counted; `padding`: other ids are; `limit`: beyond it, rotary frequencies go by the largest one."""
+
+    by_mask: bool = False
+    padding: int | None = None
+    limit: int | None = None
+
+    @classmethod
+    def of_model(cls, model: Any) -> Positions:
+        """Return the positions of a model, by its embeddings. Raises ValueError for a model that takes none."""
+        parts = list(model.modules())
+        kinds: set[Any] = {type(part) for part in parts if hasattr(part, "config")}
+        if not any("position_ids" in arguments_of(kind) for kind in kinds):
+            raise ValueError(f"{type(model).__name__} takes no position_ids: it would count positions from a rank's first row on")
+        counting = next((part for part in parts if hasattr(part, "create_position_ids_from_inputs_embeds")), None)
+        if getattr(counting, "position_embedding_type", None) == "rotary":  # of ESM, which counts rows
+            counting = None
+        by_mask = any(COUNTS_MASK.search(source_of(kind.forward)) for kind in kinds)
+        return cls(by_mask, None if counting is None else counting.padding_idx, _limit(model.config.get_text_config()))
+
+    def of_rows(self, rows: dict[str, Tensor], tokens: Tensor | None) -> Tensor:
+        """Return positions `(batch or 1, seq)`. Raises ValueError for padding that has no number and that no mask names."""
+        ids, like = rows.get("input_ids"), next(iter(rows.values()))
+        if self.padding is not None and ids is not None:
+            counted = ids != self.padding
+            if not bool((counted if tokens is None else counted | ~tokens).all()):
+                raise ValueError(
+                    f"input_ids has {self.padding}, pad_token_id, which the model gives no position of its own, where "
+                    "attention_mask does not leave it out; give position_ids, or another token"
+                )
+            return counted.cumsum(1) + self.padding
+        if self.by_mask and tokens is not None:
+            return tokens.cumsum(1) - 1
+        return torch.arange(like.shape[1], device=like.device)[None] + (0 if self.padding is None else self.padding + 1)
+
+    def check(self, positions: Tensor) -> None:
+        if self.limit is not None and (most := int(positions.max()) + 1) > self.limit:
+            raise ValueError(
+                f"the batch has {most} positions, and beyond {self.limit} (original_max_position_embeddings) the model's rotary "
+                "embedding goes by the largest one, which ranks do not share; give shorter sequences, or another rope_type"
+            )
+
+
+OF_ROWS = Positions()
+
+
+def _limit(config: Any) -> int | None:
+    stated = getattr(config, "rope_parameters", None) or {}
+    kinds = [stated] if "rope_type" in stated else [kind for kind in stated.values() if isinstance(kind, dict)]
+    lengths = (
+        kind.get("original_max_position_embeddings") or config.max_position_embeddings
+        for kind in kinds
+        if any(name in kind.get("rope_type", "") for name in BY_LENGTH)
+    )
+    return min(lengths, default=None)
+
 
 IGNORED = -100
-"""The label of a row that predicts nothing."""
 BY_ROWS = ("input_ids", "inputs_embeds", "position_ids", "token_type_ids", "labels", "shift_labels")
-"""The tensors of a batch that have a row for each token."""
 DESCRIBES = ("attention_mask", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "num_items_in_batch")
-"""Other entries that a batch may have: which rows are tokens, where sequences begin, and how many labels there are."""
 
 
 @dataclass(frozen=True)
 class WholeBatch:
-    """`rows`: tensors `(batch, seq, ...)` by the names that models have for them. `cu_seqlens`: of a batch that is packed.
+    """`rows`: tensors `(batch, seq, ...)` by name; `cu_seqlens`: of a packed batch.
 
-    `by_positions`: positions, which were given, begin anew or do not begin at 0: what one process makes of that is for the model.
+    `by_positions`: given positions begin anew or not at 0; what one process makes of that is for the model.
     """
 
     rows: dict[str, Tensor]
@@ -40,23 +103,16 @@ class WholeBatch:
 
     @property
     def seq(self) -> int:
-        """Rows of each element of the batch."""
         return next(iter(self.rows.values())).shape[1]
 
     @property
     def labelled(self) -> int:
-        """Rows that predict a token."""
         labels = self.rows.get("shift_labels")
         return 0 if labels is None else int((labels != IGNORED).sum())
 
 
 def whole_batch(batch: Mapping[str, Any], positions: Positions = OF_ROWS, window: int | None = None) -> WholeBatch:
-    """Return `batch` with labels shifted, the `positions` of the model written out, and without padding.
-
-    `window`: the model's own, which counts padding.
-
-    Raises ValueError or TypeError for what cannot be cut.
-    """
+    """Return `batch` with shifted labels, positions, and no padding, which a `window` counts. Raises ValueError or TypeError."""
     if not isinstance(batch, Mapping):
         raise TypeError(f"batch is a {type(batch).__name__}; a mapping is needed, such as dict(input_ids=tokens, labels=tokens)")
     batch = {name: value for name, value in batch.items() if value is not None}
@@ -94,7 +150,6 @@ def whole_batch(batch: Mapping[str, Any], positions: Positions = OF_ROWS, window
 
 
 def _shape(batch: Mapping[str, Any]) -> tuple[int, int]:
-    """Return `(batch, seq)`, the same of all tensors."""
     shapes = {name: tuple(batch[name].shape[:2]) for name in (*BY_ROWS, "attention_mask") if name in batch}
     first = next((name for name in ("input_ids", "inputs_embeds") if name in shapes), None)
     if first is None:

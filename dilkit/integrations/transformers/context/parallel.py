@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from dilkit.integrations.ranks import digest, over_ranks
 from dilkit.integrations.transformers.checks import source_of
 from dilkit.integrations.transformers.context.attention import BY_POSITIONS, KEPT_AS, LayerRanks
-from dilkit.integrations.transformers.context.batch import WholeBatch, whole_batch
-from dilkit.integrations.transformers.context.positions import OF_ROWS, Positions
+from dilkit.integrations.transformers.context.batch import OF_ROWS, Positions, WholeBatch, whole_batch
 from dilkit.integrations.transformers.conversion import attention_layers, convert
 from dilkit.integrations.transformers.patterns import FULL, WINDOWED, has_windows, pattern_of, stated_patterns
 from dilkit.integrations.transformers.registration import is_registered, patterns_registered
@@ -104,7 +103,8 @@ class ContextParallel:
 
     def unshard(self, x: Tensor, dim: int = 1) -> Tensor:
         """Return the rows of all ranks of a sequence put together along `dim`, such as logits, without gradients."""
-        return over_ranks().unshard(x.detach(), self.comm, dim)
+        whole: Tensor = over_ranks().unshard(x.detach(), self.comm, dim)
+        return whole
 
     def mean(self, loss: Tensor) -> float:
         """Return the mean over all tokens, of what each rank's model found as its loss: the same number on every rank."""
@@ -116,7 +116,7 @@ class ContextParallel:
 
     def _cuts(self, batch: WholeBatch) -> Sequence[int]:
         if batch.cu_seqlens is None:
-            return over_ranks().shard_cuts(batch.seq, self.comm.size, self.pattern)
+            return list(over_ranks().shard_cuts(batch.seq, self.comm.size, self.pattern))
         begins = batch.cu_seqlens.tolist()
         cuts = [*over_ranks().packed_cuts([stop - start for start, stop in pairwise(begins)], self.comm.size, self.pattern)]
         if batch.by_positions and {*begins} <= {*cuts}:  # one begin within a shard, where the model's mask shows if it cuts there
@@ -205,7 +205,6 @@ def context_parallel(
 
 
 def _check_model(model: Any) -> None:
-    """Raise ValueError for a model in which more than attention looks at several rows."""
     name, config = type(model).__name__, model.config
     if types := set(getattr(config, "layer_types", None) or ()) - {FULL, WINDOWED}:
         raise ValueError(f"{name} has layers of {', '.join(sorted(types))}, which mix rows and would see those of one rank alone")

@@ -1,7 +1,6 @@
 """`python -m dilkit.integrations.transformers.proof.proving MODULE:CLASS`: compare a class of models with eager attention.
 
-Prints JSON: `wrong`, what differs; `doubt`, what is refused; and `right`, the classes of models that took part where nothing
-differs. Fails where nothing can be compared.
+Prints the JSON of `check_class`; fails where nothing can be compared.
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ import torch
 
 from dilkit import environment
 from dilkit.integrations.newer import full_name
-from dilkit.integrations.transformers.choice import classes_with
 from dilkit.integrations.transformers.proof.trials import compare, first_that_runs
+from dilkit.integrations.transformers.registration import classes_with
 
 
 def main(name: str) -> int:
-    """Compare the class, on the CPU."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # a class may have parts that it would fetch
     module, _, kind_name = name.partition(":")
     with environment.without_proofs(), warnings.catch_warnings(), torch.no_grad(), contextlib.redirect_stdout(sys.stderr):

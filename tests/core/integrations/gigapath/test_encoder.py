@@ -15,7 +15,7 @@ from helpers.slide_encoder import LENGTHS, SMALL, embeddings, slide, small
 
 from dilkit.integrations.gigapath import SlideEncoder, SlideEncoderConfig, attention_map
 from dilkit.integrations.gigapath.config import segment_lengths_of
-from dilkit.integrations.gigapath.spacing import commonest_step, settled_tile_size
+from dilkit.integrations.gigapath.positions import commonest_step, settled_tile_size
 from dilkit.oracle import oracle_attention
 
 TILES = (1, 2, 7, 15, 31, 32, 40, 45, 70)

@@ -18,8 +18,14 @@ import torch
 from helpers.forks import in_child
 from helpers.slide_encoder import ARCH, FLASH_ARCH, NARROW, tiles_and_coords
 
-from dilkit.integrations.gigapath import ARCHITECTURES, SlideEncoder, create_model, install, load_slide_encoder
-from dilkit.integrations.gigapath import installation as module_under_test
+from dilkit.integrations.gigapath import (
+    ARCHITECTURES,
+    SlideEncoder,
+    create_model,
+    install,
+    installation as module_under_test,
+    load_slide_encoder,
+)
 from dilkit.integrations.gigapath.__main__ import main
 
 pytestmark = pytest.mark.usefixtures("files", "not_installed")

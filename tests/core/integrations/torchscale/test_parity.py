@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from dilkit import Alibi, DilatedAttention, MultiheadDilatedAttention, Pattern, order
 from dilkit.comm import Comm
 from dilkit.integrations.torchscale import install
-from dilkit.integrations.torchscale.forward import MaskMemory
+from dilkit.integrations.torchscale.install import MaskMemory
 from dilkit.integrations.torchscale.proving import layer
 
 EVERY_PEER = pytest.mark.parametrize("peer", PEERS, indirect=True)

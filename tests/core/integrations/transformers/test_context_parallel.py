@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from dilkit import Pattern
-from dilkit.comm import Comm, PlanMismatch, run_threads, sum_over_ranks
-from dilkit.comm import over_ranks as calls
+from dilkit.comm import Comm, PlanMismatch, over_ranks as calls, run_threads, sum_over_ranks
 
 package = transformers()
 from dilkit.integrations.transformers import ContextParallel, context_parallel, convert, dilated_cache, register  # noqa: E402

@@ -16,9 +16,8 @@ from dilkit.comm import run_threads
 
 package = transformers()
 from dilkit.integrations.transformers import context_parallel, dilated_cache, register  # noqa: E402
-from dilkit.integrations.transformers.biases.position_bias import PositionBias  # noqa: E402
-from dilkit.integrations.transformers.biases.tables import table_of  # noqa: E402
-from dilkit.integrations.transformers.token_mask import TokenMask  # noqa: E402
+from dilkit.integrations.transformers.biases.tables import PositionBias, table_of  # noqa: E402
+from dilkit.integrations.transformers.sequences import TokenMask  # noqa: E402
 
 CLOSE = dict(atol=2e-5, rtol=2e-5)
 

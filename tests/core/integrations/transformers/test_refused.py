@@ -22,7 +22,7 @@ from dilkit.integrations.transformers import dilated_cache, register  # noqa: E4
 from dilkit.integrations.transformers.attention import attend  # noqa: E402
 from dilkit.integrations.transformers.checks import check_options  # noqa: E402
 from dilkit.integrations.transformers.masks import tokens_seen  # noqa: E402
-from dilkit.integrations.transformers.token_mask import TokenMask  # noqa: E402
+from dilkit.integrations.transformers.sequences import TokenMask  # noqa: E402
 
 TOKENS = sequences((12,))[0][None]
 ENDS, OTHER_ENDS = torch.tensor([0, 12], dtype=torch.int32), torch.tensor([0, 5, 12], dtype=torch.int32)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import re
 from collections import Counter
 from dataclasses import replace
@@ -10,12 +9,10 @@ from pathlib import Path
 
 import pytest
 from helpers.slide_tables import table
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
-from dilkit.integrations.gigapath.finetuning import metrics, read_labels, split_examples, training
-from dilkit.integrations.gigapath.finetuning.labels import SPLITS, Example, Labels
-from dilkit.integrations.gigapath.finetuning.splits import Splits, check_splits
+from dilkit.integrations.gigapath.finetuning import read_labels, split_examples
+from dilkit.integrations.gigapath.finetuning.labels import SPLITS, Example, Labels, Splits, check_splits
 
 TEXTS = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=8)
 ROWS = st.lists(st.tuples(TEXTS, TEXTS, TEXTS), min_size=2, max_size=12, unique_by=lambda row: row[0])
@@ -87,13 +84,6 @@ def test_complaints_are_counted_and_name_what_is_no_text(tmp_path: Path) -> None
     (tmp_path / "labels.csv").write_bytes(b"slide,label\n\xff,x\n")
     with pytest.raises(ValueError, match="byte 12 is no UTF-8"):
         read_labels(tmp_path / "labels.csv")
-
-
-@pytest.mark.parametrize("module", [metrics, training])
-def test_examples_of_functions_that_are_not_public(module: object) -> None:
-    result = doctest.testmod(module)
-    assert result.attempted
-    assert not result.failed
 
 
 def labels_of(patients: list[tuple[int, str]]) -> Labels:

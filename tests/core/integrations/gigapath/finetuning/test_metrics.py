@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dilkit.integrations.gigapath.finetuning import Settings, finetune, metrics
 from dilkit.integrations.gigapath.finetuning.metrics import auroc, auroc_interval, c_index, c_index_interval
-from dilkit.integrations.gigapath.finetuning.objectives import cox_loss, objective_of
+from dilkit.integrations.gigapath.finetuning.training import Objective, cox_loss
 
 
 def needs_torchmetrics() -> None:
@@ -165,7 +165,7 @@ def test_extreme_scores_and_those_without_an_event(scores: Tensor) -> None:
 @pytest.mark.parametrize(("survival", "outputs"), [(True, 1), (False, 2)])
 def test_targets_are_those_of_the_table(tmp_path, survival: bool, outputs: int) -> None:
     labels, _ = cohort(tmp_path, survival=survival)
-    objective = objective_of(labels)
+    objective = Objective(labels)
     scores, own = torch.randn(4, outputs, dtype=torch.float64), [7, 2, 5, 9]
     examples = [labels.examples[i] for i in own]
     if survival:
