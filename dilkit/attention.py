@@ -12,7 +12,7 @@ from dilkit.checks import boolean
 from dilkit.inputs import Inputs
 from dilkit.op.arguments import call_of
 from dilkit.op.operators import attend
-from dilkit.packed.nested import attend_nested
+from dilkit.packed.attention import attend_nested
 from dilkit.pattern import Pattern
 
 
@@ -41,8 +41,7 @@ def dilated_attention(
     `count[h, i, j]` is the pattern's (`dilkit.Pattern`): how many times query i of head h sees key j. A row that sees no key has
     `out = 0`, `lse = -inf` and zero gradients.
 
-    - `query`: `(batch, seq, heads, head_dim)`, float64, float32, bfloat16 or float16, with any strides but a contiguous last
-      dimension.
+    - `query`: `(batch, seq, heads, head_dim)`, float64, float32, bfloat16 or float16, with a contiguous last dimension.
     - `key`, `value`: `(batch, seq, kv_heads, head_dim)` like `query`; `kv_heads` divides `heads`.
     - `is_causal`: the count is 0 for j > i.
     - `key_padding_mask`: bool `(batch, seq)`; the count is 0 for keys where it is True.
@@ -52,15 +51,15 @@ def dilated_attention(
           lse' = log(exp(lse) + exp(sink))        out' = out * exp(lse - lse')
 
     - `scale`: the factor of the scores, by default `head_dim ** -0.5`.
-    - `dropout_p`: the probability with which a weight is dropped, from 0 up to but without 1; the others are multiplied by
-      `1 / (1 - dropout_p)`, and `lse` is of all. The seed is one draw from torch's default generator of the CPU
-      (`torch.manual_seed`); it and the place of a weight alone decide, the same on every backend.
+    - `dropout_p`: the probability with which a weight is dropped, from 0 up to but without 1; the others are multiplied by `1 /
+      (1 - dropout_p)`, and `lse` is of all. The seed, drawn from torch's default generator of the CPU (`torch.manual_seed`), and
+      the place of a weight alone decide, the same on every backend.
     - `bias`: what is added to the scores by head and position: `dilkit.Alibi`, `CoordinateAlibi`, `RelativeTable` or `GridTable`,
       of the heads of `query`. Its slopes or table may require a gradient. Zero keys and sinks have no bias.
     - `softcap`: scores are `softcap * tanh(score / softcap)`, before the bias (Gemma 2, arXiv 2408.00118).
-    - `block_layout`: which blocks see which, where the pattern has a branch `BlockSparse(None, block_size)`: a model's choice, of
-      which no plan is made. Bools `(batch or 1, heads or 1, blocks, blocks)` for rows and columns of blocks, or the numbers of
-      the blocks that each block of queries sees, int64 or int32 `(batch or 1, kv_heads or 1, blocks, k)`, -1 for none.
+    - `block_layout`: which blocks see which, where the pattern has a branch `BlockSparse(None, block_size)`; no plan is made of
+      it. Bools `(batch or 1, heads or 1, blocks, blocks)` for rows and columns of blocks, or the numbers of the blocks that each
+      block of queries sees, int64 or int32 `(batch or 1, kv_heads or 1, blocks, k)`, -1 for none.
     - `backend`: a name, or names in order of preference. By default `dilkit.use_backend` decides, then `DILKIT_BACKEND`, then
       what suits the problem and the device (`dilkit.explain`).
     - `return_lse`: whether to return `lse` too.

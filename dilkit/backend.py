@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dilkit.checks import boolean, integer
-from dilkit.device import Capability, check_capability
+from dilkit.device import Capability, Device, check_capability
 from dilkit.pattern import OFFSETS, OVERLAPS, DilatedSegment
 from dilkit.pattern.lowering import Band, GivenBlocks, Segments, Unlowered
 from dilkit.problem import DTYPES, Problem
@@ -65,7 +65,7 @@ class Limits:
     """
 
     devices: frozenset[str] | None = frozenset({"cpu"})
-    """torch's device types, such as "cpu" and "cuda"."""
+    """torch's device types, such as "cpu" and "cuda", which means NVIDIA's GPUs; "hip" for AMD's."""
     dtypes: frozenset[str] = frozenset(DTYPES)
     """Names of dtypes, such as "bfloat16"."""
     min_capability: Capability | None = None
@@ -89,7 +89,7 @@ class Limits:
     kv_cache: bool = False
     """Whether the last rows alone may be computed, against a cache of keys and values (`Inputs.cache_seqlens`)."""
     stored: frozenset[str] = frozenset()
-    """Dtypes of stored rows, of a backend with the decoding protocol (`dilkit.decoding.protocol`); empty: it has none."""
+    """Dtypes of stored rows, of a backend with the decoding protocol (`dilkit.decoding.protocol`)."""
     dropout: bool = False
     """Whether weights may be dropped: `forward`, `backward` and those of packed sequences then take a `dropout`, by this name."""
     softcap: bool = False
@@ -101,8 +101,9 @@ class Limits:
     head_ranges: bool = True
     """Whether a branch may serve a range of heads only (`Pattern.heads`)."""
     forms: frozenset[str] | None = None
-    """The forms that a pattern may be lowered to (docs/design.md): some of `dilkit.pattern.lowering.FORMS`, or `COUNT` for a
-    backend that goes by `Pattern.count`, whatever the branches are. None: dilated segments alone, `problem.pattern.segments`."""
+    """The forms that a pattern may be lowered to: some of `dilkit.pattern.lowering.FORMS`, or `COUNT` for a backend that goes by
+    `Pattern.count`. None: dilated segments alone, `problem.pattern.segments`.
+    """
     offsets: frozenset[str] = frozenset(OFFSETS)
     """The supported values of `Pattern.offset`."""
     overlaps: frozenset[str] = frozenset(OVERLAPS)
@@ -114,23 +115,11 @@ class Limits:
             if names is None and name in ("devices", "forms"):
                 continue
             if not isinstance(names, (set, frozenset)) or not all(isinstance(one, str) for one in names):
-                raise TypeError(
-                    f"{name}={names!r} is a {type(names).__name__}; a set of names is needed, as frozenset({{'cpu'}})"
-                )
+                raise TypeError(f"{name}={names!r} is a {type(names).__name__}; a set of names is needed, as {{'cpu'}}")
             object.__setattr__(self, name, frozenset(names))
         for name in ("min_capability", "max_capability"):
             check_capability(name, getattr(self, name))
-        for name in (
-            "causal",
-            "key_padding_mask",
-            "gradients",
-            "varlen",
-            "kv_cache",
-            "dropout",
-            "softcap",
-            "grouped_heads",
-            "head_ranges",
-        ):
+        for name in (field.name for field in fields(self) if isinstance(field.default, bool)):
             boolean(name, getattr(self, name))
         integer("head_dim_multiple", self.head_dim_multiple, at_least=1)
         if self.max_head_dim is not None:
@@ -142,12 +131,10 @@ class Limits:
 
     def _device_refusals(self, problem: Problem) -> list[Refusal]:
         device, refusals = problem.device, []
-        if self.devices is not None and device.type not in self.devices:
-            return [Refusal("device", device.type, f"runs on {_listed(self.devices)}")]
+        if self.devices is not None and device.platform not in self.devices:
+            return [Refusal("device", device.platform, f"runs on {_listed(self.devices)}")]
         if device.torch_code is False:
-            refusals.append(
-                Refusal("torch", str(device), "the installed torch has no code for this GPU", torch_hint(device.capability))
-            )
+            refusals.append(Refusal("torch", str(device), "the installed torch has no code for this GPU", torch_hint(device)))
         if device.capability is not None:
             low, high = self.min_capability, self.max_capability
             shown = f"{device.capability[0]}.{device.capability[1]}"
@@ -239,14 +226,6 @@ def offset_refusals(problem: Problem) -> list[Refusal]:
     return [Refusal("branch kind", kinds, limit, "as many key/value heads as query heads, or another backend")]
 
 
-class Encoded(Protocol):
-    """A value with a size in bytes, by which the pattern cache counts it."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that it holds."""
-
-
 class Backend(ABC):
     """One implementation of dilated attention. Subclass it to add your own.
 
@@ -288,7 +267,8 @@ class Backend(ABC):
     """What the backend can compute."""
     priority: ClassVar[int] = 0
     """The automatic choice takes the backend with the highest priority that can compute the problem. dilkit's own backends
-    have priorities from 0 to 20, which a table redistributes among them by what suits the device."""
+    have priorities from 0 to 20, which a table redistributes among them by what suits the device.
+    """
     reproducible: ClassVar[bool] = False
     """Whether equal inputs give equal bits in every run, with any number of threads. `dilkit verify --repeats` repeats runs."""
 
@@ -301,16 +281,15 @@ class Backend(ABC):
         return ""
 
     def proof_facts(self, problem: Problem) -> tuple[str, ...]:
-        """What a proof of its kernels for `problem` holds for, if they have to compute small problems rightly on a device before
-        they are used there: the device, its driver, the kernels' sources, their compiler, and what is asked of them. Empty: they
-        are trusted everywhere.
+        """Return what a proof of its kernels for `problem` holds for: the device, its driver, the kernels' sources, their
+        compiler, and what is asked of them. Empty: they are trusted everywhere.
         """
         return ()
 
-    def encode(self, problem: Problem) -> Encoded | None:
+    def encode(self, problem: Problem) -> Any:
         """Return what is the same for all calls of `problem`: `forward` and `backward` get it as `problem.encoded`.
 
-        The pattern cache keeps it with the call, so that a second call looks nothing up. Called directly, they find None there.
+        The pattern cache keeps it with the call, by its `nbytes`. Called directly, they find None there.
         """
         return None
 
@@ -347,8 +326,11 @@ def _installed(module: str) -> bool:
         return False
 
 
-def torch_hint(capability: Capability | None) -> str:
+def torch_hint(device: Device) -> str:
     """Which torch to install for a GPU that the installed one has no code for."""
+    capability = device.capability
+    if device.platform == "hip":
+        return "install a torch built for ROCm"
     if capability is not None and capability < (7, 5):
         return "install a torch built for CUDA 12.6, the last line with code for Maxwell, Pascal and Volta"
     return "install a torch built for CUDA 12.8 or newer"

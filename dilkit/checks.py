@@ -16,7 +16,7 @@ LONGEST = 2**63 - 1
 """The most that an integer of 64 bits holds: no tensor is longer."""
 
 SMALLEST_DROPOUT = 2**-32
-"""Weights are dropped by random numbers of 32 bits: smaller probabilities of being dropped, or of being kept, are none."""
+"""The resolution of the random numbers by which weights are dropped."""
 
 
 def shown(value: object) -> str:
@@ -28,9 +28,22 @@ def shown(value: object) -> str:
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
+def check_type(name: str, value: object, kind: Any, needed: str) -> None:
+    """Raise TypeError, which says what is `needed`, unless `value` is of a class `kind`."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name}={shown(value)} is a {type(value).__name__}; {needed}")
+
+
 def integer(name: str, value: Any, at_least: int | None = None) -> int:
-    """`value` as an int. Raises TypeError for bools and non-integers, ValueError below `at_least`."""
-    number = value if type(value) is int else _converted(name, value)
+    """`value` as an int. Raises TypeError for bools, also numpy's and torch's, and non-integers, ValueError below `at_least`."""
+    number: int = value
+    if type(value) is not int:
+        if isinstance(value, bool) or "bool" in str(getattr(value, "dtype", "")):
+            raise TypeError(f"{name}={shown(value)} is a bool; an integer is needed")
+        try:
+            number = operator.index(value)
+        except TypeError:
+            raise TypeError(f"{name}={shown(value)} is a {type(value).__name__}; an integer is needed") from None
     if not -LONGEST <= number <= LONGEST and (bits := number.bit_length()) > 128:  # which torch.compile is not asked of a size
         raise ValueError(f"{name} is an integer of about {int(bits * math.log10(2)) + 1:,} digits; at most 2**63 - 1 is needed")
     if at_least is not None and number < at_least:
@@ -47,15 +60,6 @@ def integers(name: str, values: Any, at_least: int | None = None) -> list[int]:
     if isinstance(items, (str, bytes, Set, Mapping)) or not isinstance(items, Collection):
         raise TypeError(f"{name}={shown(values)} is a {type(values).__name__}; a sequence of integers is needed, such as [0, 2]")
     return [integer(f"{name}[{i}]", value, at_least) for i, value in enumerate(items)]
-
-
-def _converted(name: str, value: Any) -> int:
-    if isinstance(value, bool) or "bool" in str(getattr(value, "dtype", "")):  # numpy's and torch's as well
-        raise TypeError(f"{name}={shown(value)} is a bool; an integer is needed")
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}={shown(value)} is a {type(value).__name__}; an integer is needed") from None
 
 
 def boolean(name: str, value: Any) -> None:
@@ -88,26 +92,20 @@ def not_distributed(name: str, x: Any) -> None:
     tensors = sys.modules.get("torch.distributed.tensor")  # which no DTensor is without
     if tensors is not None and isinstance(x, tensors.DTensor):
         raise TypeError(
-            f"{name} is a DTensor of shape {tuple(x.shape)}; the rows of this rank are needed, {name}.to_local(), and, "
-            "where a rank has a part of the heads, a module that knows which (dilkit.nn.HeadParallel)"
+            f"{name} is a DTensor of shape {tuple(x.shape)}; use {name}.to_local(), or dilkit.nn.HeadParallel for heads"
         )
 
 
 def probability(name: str, value: Any) -> float:
-    """`value` as a float. Raises TypeError for bools and non-numbers, ValueError unless it is at least 0 and less than 1.
-
-    What is nearer to 0 or 1 than `SMALLEST_DROPOUT` would drop nothing, or everything, and is refused too.
-    """
+    """`value` as a float. Raises as `real`, and ValueError unless it is 0, or at least `SMALLEST_DROPOUT` away from 0 and 1."""
     if type(value) is float and value == 0:
         return value
     number = real(name, value)
     if not 0 <= number < 1:
         raise ValueError(f"{name}={number} must be at least 0 and less than 1; 1 would leave no weight")
     if number and not SMALLEST_DROPOUT <= number <= 1 - SMALLEST_DROPOUT:
-        raise ValueError(
-            f"{name}={number} must be 0, or from 2**-32 = {SMALLEST_DROPOUT} to 1 - 2**-32 = {1 - SMALLEST_DROPOUT}: weights are "
-            f"dropped by random numbers of 32 bits"
-        )
+        low, high = SMALLEST_DROPOUT, 1 - SMALLEST_DROPOUT
+        raise ValueError(f"{name}={number} must be 0, or from 2**-32 = {low} to 1 - 2**-32 = {high}: random numbers have 32 bits")
     return number
 
 

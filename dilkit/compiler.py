@@ -1,4 +1,4 @@
-"""Marks for `torch.compile`, which do not import it: that would double the time until a program's first call."""
+"""Marks for `torch.compile`, which do not import it and so spare half of the time until a program's first call."""
 
 from __future__ import annotations
 
@@ -15,16 +15,13 @@ COMPILER = "torch._dynamo"
 
 
 def assume_constant_result(function: Callable[P, R]) -> Callable[P, R]:
-    """`function`, whose result `torch.compile` takes for a constant of its graph: it can make no patterns.
-
-    `torch.compiler.assume_constant_result` sets the same attribute, and imports the compiler for it.
-    """
+    """Return `function`, whose result `torch.compile` takes for a constant: `torch.compiler`'s own mark imports the compiler."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """`function`, at which `torch.compile` breaks its graph: what is exchanged cannot be traced."""
+    """Return `function`, at which `torch.compile` breaks its graph: what is exchanged cannot be traced."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,7 +1,4 @@
-"""Facts about a device: a hashable value, no tensors, no handle to the hardware.
-
-Because a `Device` is only facts, any GPU can be assumed on any machine: `Device.assume("sm_61")`.
-"""
+"""Facts about a device: a hashable value, no tensors, no handle to the hardware. So any GPU can be assumed on any machine."""
 
 from __future__ import annotations
 
@@ -25,18 +22,17 @@ Capability = tuple[int, int]
 
 def check_capability(name: str, value: object) -> None:
     """Raise TypeError unless `value` is a compute capability such as (8, 0), or None."""
-    pair = isinstance(value, tuple) and len(value) == 2 and all(type(part) is int for part in value)
+    pair = isinstance(value, tuple) and [*map(type, value)] == [int, int]
     if value is not None and not pair:
-        raise TypeError(
-            f"{name}={shown(value)} is a {type(value).__name__}; a pair (major, minor) is needed, such as (8, 0), or None"
-        )
+        needed = "a pair (major, minor) is needed, such as (8, 0), or None"
+        raise TypeError(f"{name}={shown(value)} is a {type(value).__name__}; {needed}")
 
 
 @dataclass(frozen=True)
 class Device:
     """Facts about the device that a call runs on: a hashable value without a handle to the hardware.
 
-    `dilkit.device.probe("cuda", 0)` describes a device of this machine, `Device.assume("sm_61")` one that need not be there.
+    `dilkit.device.probe("cuda", 0)` describes a device of this machine, `Device.assume("sm_90")` one that need not be there.
 
     Example, which backend an H100 would run:
 
@@ -66,25 +62,32 @@ class Device:
     """True if the installed torch contains code for the device; None if that was not looked up."""
     assumed: bool = False
     """True if the facts were assumed rather than looked up."""
+    architecture: str = ""
+    """The architecture of an AMD GPU, such as "gfx942", which has no CUDA compute capability; empty for other devices."""
 
     def __post_init__(self) -> None:
         for name in ("type", "name"):
             if not isinstance(value := getattr(self, name), str):
                 raise TypeError(f"{name}={shown(value)} is a {type(value).__name__}; a text is needed")
         check_capability("capability", self.capability)
-        if not isinstance(self.features, frozenset):
-            raise TypeError(
-                f"features={shown(self.features)} is a {type(self.features).__name__}; a frozenset of names is needed"
-            )
+        if not isinstance(features := self.features, frozenset):
+            raise TypeError(f"features={shown(features)} is a {type(features).__name__}; a frozenset of names is needed")
+
+    @property
+    def platform(self) -> str:
+        """What runs on the device: "hip" on AMD's GPUs, which torch calls "cuda"; else `type`."""
+        return "hip" if self.architecture else self.type
 
     @classmethod
     def assume(cls, text: str) -> Device:
-        """Return the facts of a device that need not be there: "sm_61", "6.1" or "cpu".
+        """Return the facts of a device that need not be there: "sm_61", "6.1", "gfx942" or "cpu".
 
         Raises ValueError for any other text and TypeError for anything but a text.
         """
         if text == "cpu":
             return replace(probe("cpu"), assumed=True)
+        if isinstance(text, str) and re.fullmatch(r"gfx[0-9a-f]{3,5}", text):
+            return cls("cuda", "AMD", architecture=text, assumed=True)
         capability = parse_capability(text)
         generation = generation_of(capability)
         known = "" if generation.capability == capability else "like "
@@ -92,7 +95,7 @@ class Device:
 
     def __str__(self) -> str:
         if self.capability is None:
-            return f"{self.type} ({self.name})"
+            return f"{self.platform} ({', '.join(filter(None, (self.name, self.architecture)))})"
         where = "assumed" if self.assumed else f"{self.type}:{self.index}"
         return f"{where} ({self.name}, sm_{self.capability[0]}{self.capability[1]})"
 
@@ -113,7 +116,7 @@ _AMPERE = _TENSOR_CORES | {"bf16", "tf32", "async_copy"}
 _HOPPER = _AMPERE | {"fp8", "tma", "wgmma"}
 
 _OF_ONE_MAJOR = frozenset({"wgmma", "tcgen05"})
-"""Features that later major versions have dropped each time; all others stay once they are there."""
+"""Features that later major versions have dropped each time."""
 
 GENERATIONS = (
     Generation((5, 2), "Maxwell", "GTX 980", _MAXWELL),
@@ -126,6 +129,7 @@ GENERATIONS = (
     Generation((8, 9), "Ada", "RTX 4090", _AMPERE | {"fp8"}),
     Generation((9, 0), "Hopper", "H100", _HOPPER),
     Generation((10, 0), "Blackwell", "B200", (_HOPPER - {"wgmma"}) | {"tcgen05"}),
+    Generation((12, 0), "Blackwell", "RTX 5090", _HOPPER - {"wgmma"}),
 )
 
 
@@ -136,7 +140,7 @@ SLOW_HALVES = (
     ("float16", (6, 0), "the float16 units of this GPU are fast but also sum in float16, which loses small weights"),
     ("float16", (0, 0), "there is no float16 arithmetic on this GPU; what it saves is memory"),
 )
-"""The reasons why arithmetic is float32 without tensor cores, by dtype and capability. The first row that fits counts."""
+"""The reasons why arithmetic is float32 without tensor cores; the first row of the dtype up to the capability counts."""
 
 
 def why_float32(dtype: str, capability: Capability) -> str:
@@ -149,9 +153,7 @@ def generation_of(capability: Capability) -> Generation:
     known = [generation for generation in GENERATIONS if generation.capability <= capability]
     if not known:
         oldest = GENERATIONS[0]
-        raise ValueError(
-            f"capability {capability[0]}.{capability[1]} is below {oldest.capability[0]}.{oldest.capability[1]}, the oldest known"
-        )
+        raise ValueError("capability {}.{} is below {}.{}, the oldest known".format(*capability, *oldest.capability))
     return known[-1]
 
 
@@ -170,7 +172,8 @@ def parse_capability(text: str) -> Capability:
     match = re.fullmatch(r"(?:sm_?)?(\d{1,2})\.?(\d)", text.strip().lower())
     if not match:
         known = ", ".join(f"sm_{g.capability[0]}{g.capability[1]}" for g in GENERATIONS)
-        raise ValueError(f"device {shown(text)} is not a compute capability; write it as sm_61 or 6.1 (known: {known}) or cpu")
+        way = f"write it as sm_61 or 6.1 (known: {known}), gfx942 or cpu"
+        raise ValueError(f"device {shown(text)} is not a compute capability; {way}")
     return int(match[1]), int(match[2])
 
 
@@ -179,9 +182,24 @@ def probe(kind: str, index: int = 0) -> Device:
     """Look up the facts of a device of this machine. `kind` is torch's device type. Needs torch for anything but "cpu"."""
     if kind == "cpu":
         name, features = _cpu_facts()
-        return Device("cpu", name, features=features, memory=_cpu_memory(), torch_code=True)
+        memory: int | None
+        try:
+            memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        except (AttributeError, OSError, ValueError):
+            memory = None
+        return Device("cpu", name, features=features, memory=memory, torch_code=True)
     if kind == "cuda":
-        return _cuda_facts(index)
+        import torch
+
+        properties = torch.cuda.get_device_properties(index)
+        if torch.version.hip:  # its `major` and `minor` are no CUDA compute capability
+            architecture = properties.gcnArchName.partition(":")[0]
+            code = architecture in torch.cuda.get_arch_list()
+            memory = properties.total_memory
+            return Device("cuda", properties.name, memory=memory, index=index, torch_code=code, architecture=architecture)
+        capability = (properties.major, properties.minor)
+        code = torch_has_code(capability, torch.cuda.get_arch_list())
+        return Device("cuda", properties.name, capability, features_of(capability), properties.total_memory, index, code)
     return Device(kind, kind, index=index)
 
 
@@ -204,20 +222,17 @@ def cuda_count() -> int:
 
 @lru_cache(maxsize=1)
 def cuda_driver() -> int:
-    """Return the newest CUDA that the driver of this machine's GPUs knows, such as 13000 for 13.0. torch does not know it.
-
-    Raises RuntimeError where there is no driver.
-    """
+    """Return the newest CUDA that this machine's driver knows, such as 13000 for 13.0. Raises RuntimeError without a driver."""
     version = ctypes.c_int()
     _ask_driver("cuDriverGetVersion", ctypes.byref(version))
     return version.value
 
 
 def cuda_stream_number(stream: int) -> int:
-    """Return the number of the CUDA stream with this handle, which no other stream has as long as the process lives.
+    """Return the number of the CUDA stream with this handle, which no other stream of the process ever has, as handles may.
 
-    Handles are used again once a stream is destroyed, while its kernels may still run. Handles of streams that each device or
-    thread has are those of the current device and thread. Raises RuntimeError without a driver of CUDA 12.0 or newer.
+    Handles of streams that each device or thread has are those of the current device and thread. Raises RuntimeError without a
+    driver of CUDA 12.0 or newer.
     """
     number = ctypes.c_ulonglong()
     _ask_driver("cuStreamGetId", ctypes.c_void_p(stream), ctypes.byref(number))
@@ -225,7 +240,6 @@ def cuda_stream_number(stream: int) -> int:
 
 
 def _ask_driver(function: str, *arguments: object) -> None:
-    """Call a function of CUDA's driver. Raises RuntimeError where there is none, and where it returns an error."""
     try:
         code = getattr(_driver(), function)(*arguments)
     except (OSError, AttributeError) as error:
@@ -250,22 +264,10 @@ def capturing(device: torch.device) -> bool:
 
 
 def current(device: torch.device) -> AbstractContextManager[None]:
-    """Within the block a CUDA `device` is the current one. Where it is so already, this takes a tenth of torch's own time."""
+    """Make a CUDA `device` the current one within the block, in a tenth of torch's own time where it is so already."""
     import torch
 
-    return _NOTHING if torch.cuda.current_device() == device.index else torch.cuda.device(device)
-
-
-_NOTHING = nullcontext()
-
-
-def _cuda_facts(index: int) -> Device:
-    import torch
-
-    properties = torch.cuda.get_device_properties(index)
-    capability = (properties.major, properties.minor)
-    code = torch_has_code(capability, torch.cuda.get_arch_list())
-    return Device("cuda", properties.name, capability, features_of(capability), properties.total_memory, index, code)
+    return nullcontext() if torch.cuda.current_device() == device.index else torch.cuda.device(device)
 
 
 def has_torch_code(device: Device) -> bool | None:
@@ -284,25 +286,19 @@ def torch_has_code(capability: Capability, architectures: list[str]) -> bool:
     A cubin ("sm_") runs on the same major and an equal or higher minor version, PTX ("compute_") on anything not older.
     Both kinds run on exactly their own capability when they end in "a", and on the same major only when they end in "f".
     """
-    return any(_runs_on(capability, architecture) for architecture in architectures)
-
-
-def _runs_on(capability: Capability, architecture: str) -> bool:
-    match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", architecture)
-    if not match:
-        return False
-    built = int(match[2]), int(match[3])
-    if match[4] == "a":
-        return built == capability
-    any_major = match[1] == "compute" and not match[4]
-    return built <= capability and (any_major or built[0] == capability[0])
+    for match in filter(None, (re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", name) for name in architectures)):
+        built = int(match[2]), int(match[3])
+        any_major = match[1] == "compute" and not match[4]
+        if built == capability or (match[4] != "a" and built <= capability and (any_major or built[0] == capability[0])):
+            return True
+    return False
 
 
 _FLAGS = {"avx2": "avx2", "fma": "fma", "f16c": "f16c", "avx512f": "avx512", "avx512_bf16": "avx512_bf16", "asimd": "neon"}
 
 
 def _cpu_facts() -> tuple[str, frozenset[str]]:
-    """Return the CPU's name, with family and model where a hypervisor hides the model ("AMD EPYC"), and its features."""
+    """Return the CPU's name, with family and model where a hypervisor hides the model, and its features."""
     try:
         text = Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:
@@ -316,10 +312,3 @@ def _cpu_facts() -> tuple[str, frozenset[str]]:
     if platform.machine().lower() in ("arm64", "aarch64"):
         features.add("neon")
     return name, frozenset(features)
-
-
-def _cpu_memory() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return None

@@ -1,7 +1,6 @@
-"""Every environment variable that dilkit reads, in one place.
+"""Every environment variable that dilkit reads, in one place, at each use.
 
-A variable is read at each use, so that a change takes effect at once. A malformed value raises `VariableError`, a ValueError that
-names the variable.
+A malformed value raises `VariableError`, a ValueError that names the variable.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ TUNED = Variable(
 )
 CPU_ISAS = ("generic", "avx2", "avx512", "avx512bf16", "amx")
 BF16_SETS = ("amx", "avx512bf16")
-"""Instruction sets that are AVX-512 but for products of bf16 pairs: what has none of these runs its code for AVX-512."""
+"""Instruction sets that are AVX-512 but for products of bf16 pairs: code without these runs that for AVX-512."""
 VARIABLES = (BACKEND, CACHE_BYTES, CPU_ISA, CUDA_CACHE, GPU_PROOF, TUNED)
 
 _RAW = getattr(os.environ, "_data", None)
@@ -87,7 +86,7 @@ _warned: set[str] = set()
 
 
 def choices() -> tuple[object, ...]:
-    """Return raw values of the variables that affect the choice of a backend: equal unless one changes. It takes 0.3 us."""
+    """Return raw values of the variables that affect the choice of a backend, in 0.3 us."""
     if _RAW is None:
         return tuple(os.environ.get(variable.name) for variable in _CHOICES)
     get = _RAW.get
@@ -96,7 +95,6 @@ def choices() -> tuple[object, ...]:
 
 
 def _text(variable: Variable) -> str:
-    """Return the value of `variable`; empty if it is unset."""
     if _RAW is not None and _RAW_NAMES[variable.name] not in _RAW:
         return ""
     return os.environ.get(variable.name, "")
@@ -204,7 +202,6 @@ def tuned_file() -> Path | None:
 
 
 def _path(variable: Variable, name: str) -> Path | None:
-    """Return the value of `variable`, by default `name` in dilkit's folder of cached files, if there is a home folder."""
     text = _text(variable).strip()
     caches = os.environ.get("XDG_CACHE_HOME", "").strip() or "~/.cache"
     try:
@@ -231,13 +228,7 @@ class Launch:
 
 _LAUNCHERS = (
     ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    (
-        "mpirun",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
+    ("mpirun", *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
     ("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
 """Launchers, and the variables in which they pass the numbers of `Launch` to a process; mpirun is Open MPI's or MPICH's."""

@@ -65,9 +65,8 @@ def check_regular(path: Path, status: os.stat_result, most: int = MOST_BYTES) ->
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Open a file that takes the place of `path` in one step when the block ends; if the block raises, `path` stays as it was.
 
-    Its content is on the disk before it takes that place: a host that loses power has one or the other. Missing folders are
-    made. A device or a pipe is written to directly, and a symbolic link is followed. Raises OSError with the path and, where a
-    disk is full, the bytes that were written, also if code in the block hides that behind an error of its own.
+    Its content is on the disk before. Missing folders are made, a device or a pipe is written to directly, and a symbolic link is
+    followed. Raises OSError with the path and, where a disk is full, the bytes written, also if the block hides that.
     """
     path = Path(os.path.realpath(path))
     try:
@@ -106,7 +105,6 @@ def _temporary(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _sync_folder(path: Path) -> None:
-    """Write the list of the folder's files to the disk, where folders can be opened."""
     with contextlib.suppress(OSError):
         folder = os.open(path, os.O_RDONLY)
         try:

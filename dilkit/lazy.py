@@ -8,14 +8,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a package whose names lie in the modules `homes`, relative to it."""
+def lazy_names(
+    package: str, names: Mapping[str, str], modules: Mapping[str, str] = {}
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package: for the `names` in each of its modules, and for `modules` themselves."""
+    homes = {name: home for home, listed in names.items() for name in listed.split()}
 
     def load(name: str) -> Any:
-        if name not in homes:
+        home = homes.get(name) or modules.get(name)
+        if home is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
-        setattr(sys.modules[package], name, value)
-        return value
+        module = importlib.import_module(f"{package}.{home}")
+        if name in modules:
+            return module
+        setattr(sys.modules[package], name, getattr(module, name))
+        return getattr(module, name)
 
-    return load, lambda: sorted([*vars(sys.modules[package]), *homes])
+    return load, lambda: sorted({*vars(sys.modules[package]), *homes, *modules})

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, product
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
 
-from dilkit.pattern import DilatedSegment, Neighborhood, Pattern
+import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from dilkit.bias.base import Bias
-    from dilkit.op.dropout import Dropout
+from dilkit.bias.base import Bias
+from dilkit.op.block_layout import with_layouts
+from dilkit.op.dropout import Dropout
+from dilkit.pattern import Pattern
 
 
 def oracle_attention(
@@ -37,23 +36,19 @@ def oracle_attention(
 
         out[i] = softmax_j(scale * q_i . k_j + log count[h, i, j]) . v        lse[i] = logsumexp of the same row
 
-    With `tail="zeros"` the keys that segments are padded with are appended to the sequence, as keys and values of zeros;
-    `sink` `(heads,)` is the logit of one more key with a value of zeros. Weights that `dropout` drops are 0 in `out`, and the
-    others multiplied by its factor. With `softcap` and `bias` the score is
+    With `tail="zeros"` a key and value of zeros counts as often as rows see padding (`Pattern.zero_keys`); `sink` `(heads,)` is
+    the logit of one more. Weights that `dropout` drops are 0 in `out`, and the others multiplied by its factor. With `softcap`
+    and `bias` the score is
 
         softcap * tanh(scale * q_i . k_j / softcap) + bias(h, i, j) + log count[h, i, j]
 
-    that of an appended key is the logarithm of its count alone. With `block_layout` each sequence of the batch has a pattern of
+    that of the key of zeros is the logarithm of its count alone. With `block_layout` each sequence of the batch has a pattern of
     its own.
 
     Shapes as in `dilkit.dilated_attention`; returns `out` `(batch, seq, heads, head_dim)` and `lse` `(batch, heads, seq)`,
     both in `dtype`, in which all of the arithmetic happens. Memory is O(heads * seq**2): for small problems.
     """
-    import torch
-
     if block_layout is not None:
-        from dilkit.op.block_layout import with_layouts
-
         patterns = with_layouts(pattern, block_layout, len(query), query.shape[2], key.shape[2])
         options: dict[str, Any] = dict(is_causal=is_causal, sink=sink, scale=scale, softcap=softcap, dtype=dtype)
         parts = []
@@ -73,8 +68,7 @@ def oracle_attention(
         count = count * ~key_padding_mask[:, None, None, :]
         k, v = (x.masked_fill(key_padding_mask[:, None, :, None], 0.0) for x in (k, v))  # which may be NaN there
     rows = torch.arange(seq, device=q.device)
-    padding = None if is_causal else padded_keys(pattern, rows, seq, heads, heads // group)
-    k, v, count = with_zero_keys(k, v, count, padding)
+    k, v, count = with_zero_keys(k, v, count, zero_keys(pattern, rows, seq, heads, heads // group, is_causal))
     added = None if bias is None else bias_of_rows(bias, rows, rows, batch, q.dtype)
     factors = None if dropout is None else dropout.kept(heads, rows, rows, batch).to(q.dtype) * dropout.factor
     out, lse = softmax_of_count(q, k, v, count, head_dim**-0.5 if scale is None else scale, sink, factors, added, softcap)
@@ -92,8 +86,6 @@ def oracle_attention_varlen(
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """Compute `oracle_attention` of each sequence of these `lengths`, packed one after the other in a batch of 1."""
-    import torch
-
     starts = [stop - length for stop, length in zip(accumulate(lengths), lengths, strict=True)]
     alike: dict[tuple[int, int], list[int]] = {}
     for number, length in enumerate(lengths):
@@ -123,8 +115,6 @@ def oracle_attention_last(
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """Compute the `last` rows of `oracle_attention` of each sequence of a batch; sequence b has `lengths[b]` rows."""
-    import torch
-
     parts = []
     for b, length in enumerate(lengths):
         q, k, v = (x[b : b + 1, :length] for x in (query, key, value))
@@ -148,11 +138,9 @@ def softmax_of_count(
 
     `q` is `(..., rows, head_dim)`, `k` and `v` are `(..., seq, head_dim)`, `count` is `(..., rows, seq)`; returns `out` like `q`
     and `lse` `(..., rows)`. `sink` `(heads,)`: the logit of a further key, for `q` `(..., heads, rows, head_dim)`.
-    `factors` `(..., rows, keys)` multiply the weights of the first keys in `out`; the values of other keys are zeros.
-    `bias` `(..., rows, keys)` is added to the scores of the first keys, after they were capped.
+    `factors` `(..., rows, keys)` multiply the weights of the first keys in `out`, and `bias` is added to their capped scores; the
+    values of other keys are zeros.
     """
-    import torch
-
     scores = scale * (q @ k.mT)
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
@@ -175,67 +163,21 @@ def softmax_of_count(
 
 def bias_of_rows(bias: Bias, queries: Tensor, keys: Tensor, batch: int, dtype: torch.dtype) -> Tensor:
     """Compute the bias of rows and keys, `(batch, heads, queries, keys)`."""
-    import torch
-
     wide = torch.promote_types(dtype, torch.float32)
     matrix = bias.with_weights(bias.weights.to(wide)).matrix(queries, keys).to(dtype)
     return matrix.expand(batch, *matrix.shape[-3:])
 
 
-def padded_keys(pattern: Pattern, rows: Tensor, seq: int, heads: int, kv_heads: int) -> Tensor | None:
-    """Return a mask of the padded keys that the queries `rows` see, bool `(heads, len(rows), keys)`; None without padding.
-
-    Keys come branch by branch: those of segments in turn, those of windows that edges cut off place by place.
-    """
-    import torch
-
-    seen: list[Tensor] = []
-    for branch in pattern.branches if pattern.tail == "zeros" else ():
-        served = torch.tensor([branch.serves(head) for head in range(heads)], device=rows.device)[:, None, None]
-        match branch:
-            case DilatedSegment():
-                offsets = [pattern.head_offset(branch.dilation_rate, h // (heads // kv_heads), kv_heads) for h in range(heads)]
-                masks = _beyond_segments(branch, rows, seq, torch.tensor(offsets, device=rows.device)[:, None])
-                seen += [keys & served for keys in masks]
-            case Neighborhood(border="cut"):
-                seen.append(_beyond_edges(branch, rows) & served)
-    return torch.cat(seen, -1) if seen else None
+def zero_keys(pattern: Pattern, rows: Tensor, seq: int, heads: int, kv_heads: int, is_causal: bool) -> Tensor | None:
+    """Count the keys of zeros that the queries `rows` see beside the others, `(heads, len(rows))`; None without padding."""
+    if is_causal or pattern.tail == "exact":
+        return None
+    return pattern.zero_keys(seq, heads, kv_heads=kv_heads, rows=rows)
 
 
-def _beyond_segments(branch: DilatedSegment, rows: Tensor, seq: int, offsets: Tensor) -> Iterator[Tensor]:
-    """Yield a mask for each segment, bool `(heads, len(rows), keys)`: its keys from the last token to the end of the padding.
-
-    A head keeps every `dilation_rate`-th of them from its offset on, `(heads, 1)`, as of tokens.
-    """
-    import torch
-
-    length, rate = min(branch.segment_length, max(seq, 1)), branch.dilation_rate
-    for start in range(0, seq, length):
-        places = torch.arange(min(length, seq - start), math.ceil(length / rate) * rate, device=rows.device)
-        queries = (start <= rows) & (rows < start + length) & ((rows - start) % rate == offsets)
-        yield queries[:, :, None] & (places % rate == offsets)[:, None, :]
-
-
-def _beyond_edges(branch: Neighborhood, rows: Tensor) -> Tensor:
-    """Return a mask of the places of each row's window beyond an edge, bool `(len(rows), places)`."""
-    import torch
-
-    beyond = []
-    for places in product(*(range(-(width // 2), width // 2 + 1) for width in branch.kernel_size)):
-        outside, cells = torch.zeros(len(rows), dtype=torch.bool, device=rows.device), branch.tokens
-        for size, step, place in zip(branch.shape, branch.dilation, places, strict=True):
-            cells //= size
-            coordinate = rows // cells % size + place * step
-            outside |= (coordinate < 0) | (coordinate >= size)
-        beyond.append(outside)
-    return torch.stack(beyond, -1)
-
-
-def with_zero_keys(key: Tensor, value: Tensor, count: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Append the keys of `padded_keys`, zeros, to `key`, `value` and `count` of `softmax_of_count`."""
-    import torch
-
-    if padding is None:
+def with_zero_keys(key: Tensor, value: Tensor, count: Tensor, zeros: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Append one key of zeros to `key`, `value` and `count` of `softmax_of_count`, which counts as often as `zeros` says."""
+    if zeros is None:
         return key, value, count
-    key, value = (torch.nn.functional.pad(x, (0, 0, 0, padding.shape[-1])) for x in (key, value))
-    return key, value, torch.cat([count, padding.to(count.dtype).expand(*count.shape[:-1], -1)], -1)
+    key, value = (torch.nn.functional.pad(x, (0, 0, 0, 1)) for x in (key, value))
+    return key, value, torch.cat([count, zeros.to(count.dtype)[..., None].expand(*count.shape[:-1], 1)], -1)

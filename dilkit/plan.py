@@ -1,6 +1,6 @@
 """The pattern cache: what was prepared for a call (backend, problem, layout, index tables, token orders), bounded in bytes.
 
-There is one cache for the process. `DILKIT_CACHE_BYTES` is its limit, which is read at each miss.
+There is one cache for the process, with the limit `DILKIT_CACHE_BYTES`.
 
     >>> from dilkit import plan
     >>> class Table:
@@ -15,9 +15,7 @@ from __future__ import annotations
 import os
 
 from dilkit import environment
-from dilkit._cache import ENTRY_BYTES, ByteLRU, CacheInfo
-
-__all__ = ["ENTRY_BYTES", "ByteLRU", "CacheInfo", "cache_clear", "cache_info", "cached"]
+from dilkit._cache import ENTRY_BYTES as ENTRY_BYTES, ByteLRU as ByteLRU, CacheInfo as CacheInfo
 
 _CACHE = ByteLRU(environment.cache_bytes)
 if hasattr(os, "register_at_fork"):  # Windows has no fork

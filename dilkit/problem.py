@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dilkit.bias.form import BiasForm
-from dilkit.checks import boolean, integer, one_of, probability, real, shown
+from dilkit.checks import LONGEST, boolean, check_type, integer, one_of, probability, real
 from dilkit.device import Device, probe
 from dilkit.pattern import Pattern
 from dilkit.pattern.lowering import Forms, lower
@@ -22,10 +22,7 @@ STORED = {"float64": (), "float32": ("bfloat16", "int8"), "bfloat16": ("int8",),
 """The dtypes beside its own in which a step of decoding may have the rows that a query attends to."""
 
 MOST_SCALE = (1e30, 1e300)
-"""The largest |scale|, of all dtypes that accumulate in fp32 and of fp64: there is room for `|q . k|` up to 1e8."""
-
-MOST_BYTES = 2**63 - 1
-"""The largest tensor that there can be."""
+"""The largest |scale| of dtypes that accumulate in fp32, and of fp64: there is room for `|q . k|` up to 1e8."""
 
 MOST_DROPPED = (2**32, 2**40, 2**16)
 """The most sequences, tokens and heads that the generator of dropout tells apart."""
@@ -72,7 +69,7 @@ class Problem:
     requires_grad: bool = False
     """Whether a backward pass will follow."""
     varlen: bool = False
-    """Whether sequences of different lengths are packed one after the other; `seq` is then at least the longest, `batch` is 1."""
+    """Whether sequences are packed one after the other; `seq` is then at least the longest, `batch` is 1."""
     kv_cache: bool = False
     """Whether only the last rows are computed, against a cache of keys and values whose capacity is `seq`."""
     stored: str = ""
@@ -97,37 +94,26 @@ class Problem:
             boolean(name, getattr(self, name))
         one_of("dtype", self.dtype, DTYPES)
         one_of("stored", self.stored, ("", self.dtype, *STORED[self.dtype]))
-        if not isinstance(self.pattern, Pattern):
-            raise TypeError(f"pattern={shown(self.pattern)} is a {type(self.pattern).__name__}; a dilkit.Pattern is needed")
-        if not isinstance(self.device, Device):
-            raise TypeError(
-                f"device={shown(self.device)} is a {type(self.device).__name__}; a dilkit.Device is needed, such as "
-                "Device.assume('sm_80')"
-            )
+        check_type("pattern", self.pattern, Pattern, "a dilkit.Pattern is needed")
+        check_type("device", self.device, Device, "a dilkit.Device is needed, such as Device.assume('sm_80')")
         scale = float(self.head_dim) ** -0.5 if self.scale is None else real("scale", self.scale)
         object.__setattr__(self, "scale", check_scale(scale, self.dtype))
         self.pattern.check_heads(self.heads, self.kv_heads)
         object.__setattr__(self, "dropout_p", probability("dropout_p", self.dropout_p))
-        self._check_scores()
-        self._check_sizes()
-        if not (self.varlen or self.kv_cache or self.stored):  # of these, only the lengths of the sequences say
-            self.pattern.check_seq(self.seq)
-
-    def _check_scores(self) -> None:
         softcap = real("softcap", self.softcap)
         if softcap < 0:
             raise ValueError(f"softcap={softcap:g} must be at least 0, for none")
         object.__setattr__(self, "softcap", softcap)
-        if self.bias is not None and not isinstance(self.bias, BiasForm):
-            raise TypeError(f"bias={shown(self.bias)} is a {type(self.bias).__name__}; a dilkit.bias.form.BiasForm is needed")
+        check_type("bias", self.bias, (BiasForm, type(None)), "a dilkit.bias.form.BiasForm is needed")
+        self._check_sizes()
+        if not (self.varlen or self.kv_cache or self.stored):  # of these, only the lengths of the sequences say
+            self.pattern.check_seq(self.seq)
 
     def _check_sizes(self) -> None:
         sizes = self.batch, self.seq, self.heads, self.head_dim
-        if DTYPE_BYTES[self.dtype] * math.prod(size or 1 for size in sizes) > MOST_BYTES:
-            raise ValueError(
-                f"batch={self.batch}, seq={self.seq}, heads={self.heads}, head_dim={self.head_dim} of {self.dtype} are more than "
-                f"the {MOST_BYTES} bytes that a tensor can have"
-            )
+        if DTYPE_BYTES[self.dtype] * math.prod(size or 1 for size in sizes) > LONGEST:
+            named = "batch={}, seq={}, heads={}, head_dim={}".format(*sizes)
+            raise ValueError(f"{named} of {self.dtype} are more than the {LONGEST} bytes that a tensor can have")
         numbered = self.batch, self.seq, self.first_head + self.heads
         if self.dropout_p and any(size > most for size, most in zip(numbered, MOST_DROPPED, strict=True)):
             most = "batch, seq and heads can be at most {:,}, {:,} and {:,}".format(*MOST_DROPPED)
@@ -165,23 +151,21 @@ class Problem:
         device = probe(query.device.type, query.device.index or 0)
         dtype = str(query.dtype).removeprefix("torch.")
         sizes: dict[str, Any] = dict(batch=batch, seq=seq, heads=heads, head_dim=head_dim, kv_heads=key.shape[2])
-        return cls(pattern=pattern, dtype=dtype, device=device, **sizes, **options)
+        return cls(pattern=pattern, dtype=dtype, device=device, **(sizes | options))
 
     def flops(self) -> int:
         """Nominal forward FLOPs (see `Pattern.flops`), of packed or cached sequences those of one of the longest."""
         # Backends ask at every call. No cached_property: before Python 3.12 that has a lock, bad for forks.
-        cache = self.__dict__
-        if "_flops" not in cache:
+        flops: int | None = self.__dict__.get("_flops")
+        if flops is None:
             sizes = dict(batch=self.batch, kv_heads=self.kv_heads)
             seq = min(self.seq, self.pattern.max_seq)  # of packed sequences the power of two that none is longer than
-            cache["_flops"] = self.pattern.flops(seq, self.heads, self.head_dim, is_causal=self.is_causal, **sizes)
-        flops: int = cache["_flops"]
+            flops = self.pattern.flops(seq, self.heads, self.head_dim, is_causal=self.is_causal, **sizes)
+            self.__dict__["_flops"] = flops
         return flops
 
     def __str__(self) -> str:
-        heads = (
-            f"{self.heads} heads" if self.kv_heads == self.heads else f"{self.heads} heads over {self.kv_heads} key/value heads"
-        )
+        heads = f"{self.heads} heads" + (f" over {self.kv_heads} key/value heads" if self.kv_heads != self.heads else "")
         flags = ("is_causal", "key_padding_mask", "requires_grad", "varlen", "kv_cache")
         options = "".join(f", {name}" for name in flags if getattr(self, name))
         options += f", dropout_p={self.dropout_p:g}" if self.dropout_p else ""

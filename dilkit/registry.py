@@ -15,7 +15,7 @@ GROUP = "dilkit.backends"
 SEPARATORS = (",", ";")
 """Characters that no backend's name may hold: lists of names are written with them."""
 LOADING_DEPTH = 200
-"""Frames that have to be free where backends are loaded: a backend that broke for want of them would stay broken."""
+"""Frames that have to be free where backends are loaded: one that broke for want of them would stay broken."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,8 @@ def register_backend(backend: Backend, *, replace: bool = False) -> None:
     with _lock:
         known = backends().get(backend.name)
         if isinstance(known, Backend) and not replace and _class_of(known) != _class_of(backend):
-            raise ValueError(
-                f"backend={backend!r}: the name {backend.name!r} is that of {_class_of(known)}; give yours another name, or "
-                "replace=True to have it computed with instead"
-            )
+            way = "give yours another name, or replace=True to use it instead"
+            raise ValueError(f"backend={backend!r}: the name {backend.name!r} is that of {_class_of(known)}; {way}")
         _registered[backend.name] = backend
         generation += 1
 
@@ -114,15 +112,13 @@ def unregister_backend(name: str) -> None:
     global generation
     with _lock:
         if name not in _registered:
-            raise ValueError(
-                f"name={name!r} was not registered in this process; registered: {', '.join(sorted(_registered)) or 'none'}"
-            )
+            known = ", ".join(sorted(_registered)) or "none"
+            raise ValueError(f"name={name!r} was not registered in this process; registered: {known}")
         del _registered[name]
         generation += 1
 
 
 def _class_of(backend: Backend) -> str:
-    """Return the class by name: where a cell of a notebook is run again it is another object."""
     return f"{type(backend).__module__}.{type(backend).__qualname__}"
 
 
@@ -142,7 +138,6 @@ def _load_declared() -> dict[str, Backend | Broken]:
 
 
 def _check_depth(frames: int) -> None:
-    """Raise RecursionError unless `frames` more frames fit the stack."""
     if frames:
         _check_depth(frames - 1)
 
@@ -173,7 +168,6 @@ def _add(backend: Backend | Broken, known: dict[str, Backend | Broken]) -> None:
 
 
 def _malformed(backend: object) -> str:
-    """Return the fault of `backend` as a backend; empty if it has none."""
     if isinstance(backend, type):
         return f"it is a class; an instance is needed, as {backend.__name__}()"
     if not isinstance(backend, Backend):

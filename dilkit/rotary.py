@@ -19,8 +19,8 @@ def rotary_embedding(x: Tensor, positions: Tensor | None = None, base: float = D
         out[i + d/2] = x[i + d/2] cos(p t_i) + x[i]       sin(p t_i)        t_i = base ** (-2 i / d),  0 <= i < d/2
 
     `x` is `(batch, seq, heads, d)`, floating point, d even; p is the position of its row: `positions`, integers `(seq,)` or
-    `(batch, seq)`, or else 0, 1, 2, ... The paper pairs neighbours (2i, 2i + 1) instead: the same up to a fixed order of the
-    dimensions, so trained weights can be exchanged only between models that pair in the same way.
+    `(batch, seq)`, or else 0, 1, 2, ... The paper pairs neighbours (2i, 2i + 1) instead: trained weights fit only models that
+    pair in the same way.
 
     Angles are computed in fp64, cosines and products in fp32 (fp64 for fp64 `x`), which is accurate for millions of tokens. The
     result has the dtype of `x`. Raises TypeError or ValueError naming the argument that does not fit.
@@ -36,18 +36,23 @@ def rotary_tables(x: Tensor, positions: Tensor | None = None, base: float = DEFA
     if not isinstance(x, Tensor):
         raise TypeError(f"x is a {type(x).__name__}; a torch.Tensor is needed")
     if x.dim() != 4 or not x.is_floating_point():
-        raise ValueError(
-            f"x has shape {tuple(x.shape)} and dtype {x.dtype}; floating-point (batch, seq, heads, head_dim) is needed"
-        )
+        what = f"shape {tuple(x.shape)} and dtype {x.dtype}"
+        raise ValueError(f"x has {what}; floating-point (batch, seq, heads, head_dim) is needed")
     head_dim, base = even_head_dim(x.shape[-1]), real("base", base, above=0)
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+
+    def make() -> Tensor:
+        with torch.inference_mode(False):  # a tensor made in inference mode could not be used for training later
+            return _cos_sin(torch.arange(x.shape[1], device=x.device), head_dim, base, dtype)
+
+    traced = torch.compiler.is_compiling() or type(x) is not Tensor or torch._C._are_functorch_transforms_active()
     if positions is not None:
         _check_positions(positions, x)
         cos, sin = _cos_sin(positions, head_dim, base, dtype)
-    elif _must_not_cache(x):
+    elif traced or capturing(x.device):  # a table made now would be a fake, or short-lived (CUDA graphs)
         cos, sin = _cos_sin(torch.arange(x.shape[1], device=x.device), head_dim, base, dtype)
     else:
-        cos, sin = _cached_cos_sin(x.shape[1], head_dim, base, dtype, x.device)
+        cos, sin = plan.cached(("rotary", x.shape[1], head_dim, base, dtype, x.device), make)
     return cos, sin
 
 
@@ -65,26 +70,9 @@ def even_head_dim(head_dim: int) -> int:
 
 
 def _cos_sin(positions: Tensor, head_dim: int, base: float, dtype: torch.dtype) -> Tensor:
-    """Compute the tables, stacked: `(2, *positions.shape, 1, head_dim / 2)`."""
     exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float64) / -head_dim
     angles = positions[..., None, None].double() * base**exponents
     return torch.stack((angles.cos().to(dtype), angles.sin().to(dtype)))
-
-
-def _cached_cos_sin(seq: int, head_dim: int, base: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    def make() -> Tensor:
-        # A tensor made in inference mode could not be used for training later.
-        with torch.inference_mode(False):
-            return _cos_sin(torch.arange(seq, device=device), head_dim, base, dtype)
-
-    return plan.cached(("rotary", seq, head_dim, base, dtype, device), make)
-
-
-def _must_not_cache(x: Tensor) -> bool:
-    """True if a table made now would be a fake (traced code, fake tensors, torch.func) or short-lived (CUDA graphs)."""
-    if torch.compiler.is_compiling() or type(x) is not Tensor or torch._C._are_functorch_transforms_active():
-        return True
-    return capturing(x.device)
 
 
 def _check_positions(positions: Tensor, x: Tensor) -> None:

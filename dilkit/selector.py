@@ -12,13 +12,12 @@ from typing import Any
 
 from dilkit import environment, registry
 from dilkit.backend import Backend
-from dilkit.checks import shown, visible
+from dilkit.checks import check_type, shown, visible
 from dilkit.pattern.checks import PatternError
 from dilkit.problem import Problem
 from dilkit.registry import SEPARATORS, Broken
 from dilkit.selection import proof, tuned
-from dilkit.selection.preference import Preference, measured_first
-from dilkit.selection.preference_table import table_preference
+from dilkit.selection.preference_table import measured_first, table_preference
 
 State = tuple[tuple[str, ...], tuple[object, ...], int, int]
 """All that a choice of backends depends on besides the problem: `use_backend`, the environment, the backends, the tuned file."""
@@ -78,14 +77,8 @@ class Trace:
     def to_dict(self) -> dict[str, Any]:
         """Convert the trace to plain data, for JSON."""
         rows = [dict(name=d.name, verdict=d.verdict, reasons=list(d.reasons), detail=d.detail) for d in self.decisions]
-        return dict(
-            picked=self.picked,
-            why=self.why,
-            requested=list(self.requested),
-            device=str(self.problem.device),
-            problem=str(self.problem),
-            backends=rows,
-        )
+        facts = dict(picked=self.picked, why=self.why, requested=list(self.requested))
+        return dict(**facts, device=str(self.problem.device), problem=str(self.problem), backends=rows)
 
     def __str__(self) -> str:
         requested = f"; asked for: {', '.join(self.requested)}" if self.requested else ""
@@ -104,9 +97,9 @@ def use_backend(*names: str) -> Iterator[None]:
     """Have each call within the block use the first backend of `names` that can compute it, and raise if none can.
 
     The block has precedence over `DILKIT_BACKEND`, and a `backend=` argument over the block. It holds for the thread (or asyncio
-    task) that entered it, and for the backward passes of the calls made in it. Compiled code (torch.compile) chooses when it
-    runs, so its backward pass uses the block that it runs in. Between the `yield`s of a generator, a block in it holds for the
-    generator's caller as well: that is how context variables are. Raises ValueError for a name that is not known.
+    task) that entered it, and for the backward passes of the calls made in it; compiled code (torch.compile) chooses when it
+    runs. Between the `yield`s of a generator it holds for the generator's caller as well. Raises ValueError for a name that is
+    not known.
 
     Example:
 
@@ -128,10 +121,7 @@ def use_backend(*names: str) -> Iterator[None]:
 
 def names_of(backend: str | Sequence[str]) -> tuple[str, ...]:
     """Return the argument `backend` as names. Raises TypeError or ValueError for anything else; names need not be known."""
-    if not isinstance(backend, (str, list, tuple)):
-        raise TypeError(
-            f"backend={shown(backend)} is a {type(backend).__name__}; a name, a list of names or None (automatic) is needed"
-        )
+    check_type("backend", backend, (str, list, tuple), "a name, a list of names or None is needed")
     names = (backend,) if isinstance(backend, str) else tuple(backend)
     if not names or not all(isinstance(name, str) and name and not any(c in name for c in SEPARATORS) for name in names):
         raise ValueError(f"backend={shown(backend)} must be a name, a list of names, or None for the automatic choice")
@@ -172,19 +162,8 @@ def explain(problem: Problem, backend: str | Sequence[str] | None = None) -> Tra
         >>> {d.name: d.verdict for d in trace.decisions}["cupy_raw"]
         'refused'
     """
-    if not isinstance(problem, Problem):
-        raise TypeError(f"problem={shown(problem)} is a {type(problem).__name__}; a dilkit.Problem is needed")
+    check_type("problem", problem, Problem, "a dilkit.Problem is needed")
     return _decided(problem, requested_backends(backend), prove=False)[0]
-
-
-def preferred(problem: Problem, requested: tuple[str, ...] = ()) -> Preference:
-    """Return the automatic order of backends for `problem`: those measured on its device, then those of the table.
-
-    Requested backends are tried in the requested order: the preference is then empty, and no file is read.
-    """
-    if requested:
-        return Preference()
-    return measured_first(tuned.seconds(problem), table_preference(problem))
 
 
 def state() -> State:
@@ -202,9 +181,8 @@ def _select(problem: Problem, requested: tuple[str, ...], state: State) -> Backe
     decided, chosen = _decided(problem, requested, prove=True)
     environment.check()
     if chosen is None:
-        raise NoBackendError(
-            f"no {'requested ' if requested else ''}backend can compute this call\n{decided}\nsee `dilkit info --help`"
-        )
+        kind = "requested backend" if requested else "backend"
+        raise NoBackendError(f"no {kind} can compute this call\n{decided}\nsee `dilkit info --help`")
     if problem.device.type == "mps" and not requested:
         warnings.warn(
             f"device mps: {chosen.name} computes it. dilkit has no kernel for mps, and was never run there; the definition in "
@@ -215,11 +193,11 @@ def _select(problem: Problem, requested: tuple[str, ...], state: State) -> Backe
 
 
 def _decided(problem: Problem, requested: tuple[str, ...], prove: bool) -> tuple[Trace, Backend | None]:
-    """Return the decisions, and the backend picked, whose kernels can be trusted; those that failed their proof are broken.
-
-    With `prove`, unknown proofs are made.
+    """Return the decisions, and the backend picked; those that failed their proof are broken. With `prove`, unknown proofs are
+    made.
     """
-    candidates, preference = registry.backends(), preferred(problem, requested)
+    candidates = registry.backends()
+    preference = {} if requested else measured_first(tuned.seconds(problem), table_preference(problem))
     while True:
         decided = trace(problem, candidates, requested, preference)
         chosen = candidates.get(decided.picked or "")
@@ -235,7 +213,7 @@ def trace(
     problem: Problem,
     candidates: Mapping[str, Backend | Broken],
     requested: tuple[str, ...] = (),
-    preference: Preference = Preference(),  # noqa: B008
+    preference: Mapping[str, str] = {},
 ) -> Trace:
     """Decide on all candidates. A pure function: it looks at no hardware, environment, registry or file."""
     decisions: list[Decision] = []
@@ -246,22 +224,21 @@ def trace(
             decision = replace(decision, reasons=("not asked for",))
         elif decision.verdict == "able" and all(d.verdict != "picked" for d in decisions):
             by_priority = f"by its priority, {candidate.priority}" if isinstance(candidate, Backend) else ""
-            why = "asked for" if requested else preference.why(candidate.name) or by_priority
+            why = "asked for" if requested else preference.get(candidate.name) or by_priority
             decision = replace(decision, verdict="picked", reasons=(why,))
         decisions.append(decision)
     return Trace(problem, requested, tuple(sorted(decisions, key=lambda d: VERDICTS.index(d.verdict))))
 
 
 def ranked(
-    candidates: Mapping[str, Backend | Broken], requested: tuple[str, ...], preference: Preference
+    candidates: Mapping[str, Backend | Broken], requested: tuple[str, ...], preference: Mapping[str, str]
 ) -> list[Backend | Broken]:
     """Order the candidates, best first: the requested ones in their order, then the others by priority.
 
-    The priorities of the backends that `preference` names are redistributed among them, the highest to the first. A backend that
-    it does not name keeps its own priority.
+    The priorities of the backends that `preference` names are redistributed among them, the highest to the first.
     """
     priorities = {name: c.priority if isinstance(c, Backend) else 0 for name, c in candidates.items()}
-    named = [name for name in preference.order if isinstance(candidates.get(name), Backend)]
+    named = [name for name in preference if isinstance(candidates.get(name), Backend)]
     priorities |= zip(named, sorted((priorities[name] for name in named), reverse=True), strict=True)
 
     def rank(name: str) -> tuple[int, int, int, str]:
@@ -271,15 +248,11 @@ def ranked(
 
 
 def _index_or_end(name: str, names: Sequence[str]) -> int:
-    """Return the index of `name` in `names`; their number if it is not among them."""
     return names.index(name) if name in names else len(names)
 
 
 def _judge(candidate: Backend | Broken, problem: Problem) -> Decision:
-    """Judge one candidate. Its code may be another package's: an exception makes the backend broken, not the program.
-
-    A malformed environment variable or pattern is the caller's, and raises.
-    """
+    """Judge one candidate: an exception of its code makes it broken, that of a malformed variable or pattern is raised."""
     if isinstance(candidate, Broken):
         return Decision(candidate.name, "broken", (f"{candidate.origin}: {candidate.error}",))
     try:
@@ -293,13 +266,11 @@ def _judge(candidate: Backend | Broken, problem: Problem) -> Decision:
 
 
 def _check_known(names: tuple[str, ...], source: str) -> tuple[str, ...]:
-    """Return `names`. Raises ValueError or TypeError, naming `source`, if they are none or not all known."""
     if not names:
         raise ValueError(f"{source} names no backend; known: {', '.join(registry.list_backends())}")
     known = registry.backends()
     for name in names:
-        if not isinstance(name, str):
-            raise TypeError(f"{source}={shown(name)} is a {type(name).__name__}; names of backends (str) are needed")
+        check_type(source, name, str, "names of backends (str) are needed")
         if name not in known:
             raise ValueError(f"{source}={shown(name)} is not a known backend; known: {', '.join(registry.list_backends())}")
     return names

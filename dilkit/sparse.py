@@ -14,7 +14,7 @@ from dilkit.pattern import Pattern
 __all__ = ["top_k_blocks"]
 
 WHOLE = Pattern.dense()
-"""A pattern of all heads, for the checks of tensors. Made here: torch.compile can make no patterns."""
+"""A pattern of all heads, for the checks of tensors: torch.compile can make no patterns."""
 
 
 @torch.no_grad()
@@ -23,7 +23,7 @@ def top_k_blocks(query: Tensor, key: Tensor, block_size: int, k: int, *, is_caus
 
         score[b, g, r, c] = (mean of the queries of block r, over the query heads of g too) . (mean of the keys of block c)
 
-    This is how MoBA (arXiv 2502.13189) scores the blocks of a query, in the mean over the queries of a block, which see the same.
+    MoBA (arXiv 2502.13189) scores the blocks of a query so; here the queries of a block see the same.
 
     - `query` `(batch, seq, heads, head_dim)`, `key` `(batch, seq, kv_heads, head_dim)`; the last block may be short.
     - `is_causal`: only blocks that do not come after the block of queries. Where there are fewer than `k`, -1 fills up.
@@ -59,12 +59,9 @@ def top_k_blocks(query: Tensor, key: Tensor, block_size: int, k: int, *, is_caus
 
 
 def _means(x: Tensor, size: int) -> Tensor:
-    """Average each block of rows `(batch, seq, heads, head_dim)`: `(batch, blocks, heads, head_dim)`, in float32 or more."""
     seq, wide = x.shape[1], x.to(torch.promote_types(x.dtype, torch.float32))
     blocks = -(-seq // size)
     filled = F.pad(wide, (0, 0, 0, 0, 0, blocks * size - seq))
     sums = filled.view(x.shape[0], blocks, size, *x.shape[2:]).sum(2)
-    rows: Tensor = (
-        torch.arange(1, blocks + 1, device=x.device).mul(size).clamp(max=seq) - torch.arange(blocks, device=x.device) * size
-    )
+    rows: Tensor = (seq - torch.arange(blocks, device=x.device) * size).clamp(max=size)
     return sums / rows[:, None, None]

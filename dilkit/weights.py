@@ -20,13 +20,12 @@ from dilkit.op.autocast import without_autocast
 from dilkit.op.boundary import lse_dtype
 from dilkit.op.call_options import CallOptions
 from dilkit.op.operators import attend, differentiate
-from dilkit.op.scores import scores_of
+from dilkit.op.scores import Scores, scores_of
 from dilkit.pattern import Pattern
 from dilkit.selector import names_of
 
 PARTS = 8
-"""The heads are computed in so many parts, one after the other: gradients of queries and keys, which nobody wants, take no memory
-for all heads at once."""
+"""Parts of the heads, computed one after the other: gradients of queries and keys, which nobody wants, take less memory."""
 
 
 def attention_mass(
@@ -44,12 +43,12 @@ def attention_mass(
 ) -> Tensor:
     """Sum the attention that each key gets, `mass[h, j] = sum_i P[h, i, j]`: exact, in memory that is linear in `seq`.
 
-    The arguments are those of `dilated_attention`, without values. `P` is linear in them, so that `mass` is the gradient of the
-    sum of all results with respect to the values: a forward and a backward pass of the same backend, without autograd, of an
-    eighth of the key/value heads at a time.
+    The arguments are those of `dilated_attention`, without values. `mass` is the gradient of the sum of all results with respect
+    to the values: a forward and a backward pass of the same backend, without autograd, of an eighth of the key/value heads at a
+    time.
 
-    Returns `(batch, heads, seq)`, float32 (float64 for float64): half types are widened. It has no gradient. It sums to
-    the number of rows that see a key, less what goes to sinks and padding. Raises as `dilated_attention` does.
+    Returns `(batch, heads, seq)`, float32 (float64 for float64). It has no gradient. It sums to the number of rows that see a
+    key, less what goes to sinks and padding. Raises as `dilated_attention` does.
 
         >>> import torch
         >>> from dilkit import Pattern, attention_mass
@@ -58,18 +57,17 @@ def attention_mass(
         >>> mass.shape, round(mass[0, 0].sum().item(), 3)
         (torch.Size([1, 4, 64]), 64.0)
     """
-    factor = _checked(query, key, pattern, is_causal, key_padding_mask, scale, sink)
-    (batch, seq, heads, _), kv_heads = query.shape, key.shape[2]
-    pattern.check_heads(heads, kv_heads)
     with torch.no_grad():
-        scores = scores_of(bias, softcap, _like(query, _wide(query, key)), pattern, kv_heads)
+        inputs = Inputs(query, key, key, key_padding_mask, sink=sink)
+        factor, wide, scores = _checked(inputs, pattern, is_causal, scale, bias, softcap)
+    (batch, seq, heads, _), kv_heads = query.shape, key.shape[2]
     group, names = heads // kv_heads, () if backend is None else names_of(backend)
-    mass = query.new_zeros((batch, heads, seq), dtype=_wide(query, key), requires_grad=False)
+    mass = query.new_zeros((batch, heads, seq), dtype=wide, requires_grad=False)
     for start, stop in pairwise(round(part * kv_heads / PARTS) for part in range(PARTS + 1)):
         served = slice(start * group, stop * group)
         if some := pattern.of_kv_heads(start, stop, heads, kv_heads) if start < stop else None:
             options = CallOptions(some, is_causal, True, names, 0.0, scores.softcap, scores.form, factor)
-            q, k = (x.detach().to(_wide(query, key)) for x in (query[:, :, served], key[:, :, start:stop]))
+            q, k = (x.detach().to(wide) for x in (query[:, :, served], key[:, :, start:stop]))
             value = q.new_zeros(q.shape[-1]).expand(k.shape)  # the results do not matter
             placed = None if scores.bias is None else scores.bias._replace(weights=scores.bias.weights[served])
             logits = None if sink is None else sink.detach()[served]
@@ -79,7 +77,6 @@ def attention_mass(
 
 
 def _columns_summed(inputs: Inputs, options: CallOptions) -> Tensor:
-    """`mass` of the heads that are given, `(batch, heads, seq)`; values are 0."""
     query, value = inputs.query, inputs.value
     (batch, seq, heads, dim), group = query.shape, query.shape[2] // value.shape[2]
     out = value[..., :1, :].expand(query.shape)  # of values 0 the results are 0
@@ -120,11 +117,11 @@ def attention_rows(
         >>> attention_rows(query, key, Pattern([4], [2]), [0])[0, 0]
         tensor([[0.5000, 0.0000, 0.5000, 0.0000, 0.0000, 0.0000, 0.0000, 0.0000]])
     """
+    inputs = Inputs(query, key, key, key_padding_mask, sink=sink)
+    factor, wide, changed = _checked(inputs, pattern, is_causal, scale, bias, softcap)
     (batch, seq, heads, dim), kv_heads = query.shape, key.shape[2]
     which = _positions(rows, seq).to(query.device)
-    factor = _checked(query, key, pattern, is_causal, key_padding_mask, scale, sink)
-    changed = scores_of(bias, softcap, _like(query, _wide(query, key)), pattern, kv_heads)
-    query, key = (x.to(_wide(query, key)) for x in (query[:, which], key))
+    query, key = (x.to(wide) for x in (query[:, which], key))
     grouped = query.view(batch, len(which), kv_heads, heads // kv_heads, dim)
     with without_autocast(query.device.type):
         scores = factor * torch.einsum("bmkgd,bskd->bkgms", grouped, key).flatten(1, 2)
@@ -145,29 +142,17 @@ def attention_rows(
     return (scores - lse[..., None]).exp()
 
 
-def _wide(query: Tensor, key: Tensor) -> torch.dtype:
-    """Return the dtype of the weights. Under autocast the dtypes of `query` and `key` may differ; the wider one counts."""
-    return torch.promote_types(lse_dtype(query.dtype), lse_dtype(key.dtype))
-
-
-def _like(query: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a tensor of the shape and device of `query` in another dtype, without its memory."""
-    return query.new_empty((), dtype=dtype, requires_grad=False).expand(query.shape)
-
-
 def _checked(
-    query: Tensor,
-    key: Tensor,
-    pattern: Pattern,
-    is_causal: bool,
-    key_padding_mask: Tensor | None,
-    scale: float | None,
-    sink: Tensor | None,
-) -> float:
-    """Check the arguments. Returns the factor of the scores. Raises as `dilated_attention` does."""
-    check_inputs(Inputs(query, key, key, key_padding_mask, sink=sink), pattern)
+    inputs: Inputs, pattern: Pattern, is_causal: bool, scale: float | None, bias: Bias | None, softcap: float | None
+) -> tuple[float, torch.dtype, Scores]:
+    check_inputs(inputs, pattern)
     boolean("is_causal", is_causal)
-    return float(query.shape[-1] ** -0.5) if scale is None else real("scale", scale)
+    query, key = inputs.query, inputs.key
+    pattern.check_heads(query.shape[2], key.shape[2])
+    factor = float(query.shape[-1] ** -0.5) if scale is None else real("scale", scale)
+    wide = torch.promote_types(lse_dtype(query.dtype), lse_dtype(key.dtype))  # under autocast they may differ
+    like = query.new_empty((), dtype=wide, requires_grad=False).expand(query.shape)
+    return factor, wide, scores_of(bias, softcap, like, pattern, key.shape[2])
 
 
 def _positions(rows: Tensor | Sequence[int], seq: int) -> Tensor:

@@ -68,7 +68,7 @@ class CoordinateAlibi(Bias):
 
     - `slopes`: floating-point `(heads,)`, which may require a gradient, in units of one over those of the coordinates.
     - `coordinates`: floating-point `(batch, seq, 1 to 3)`, or `(seq, 1 to 3)` for all sequences; of packed sequences
-      `(total, 1 to 3)`. They have no gradient, and are refused if they require one.
+      `(total, 1 to 3)`. They are refused if they require a gradient.
     - `metric`: "euclidean", "l1" or "max".
 
     Coordinates are used in float32 (float64 beside float64). Beyond the whole numbers of that dtype, or of their own, they are
@@ -125,6 +125,5 @@ class CoordinateAlibi(Bias):
     def check_rows(self, batch: int, seq: int) -> None:
         shape = self.coordinates.shape
         if shape[-2] != seq or (len(shape) == 3 and shape[0] not in (1, batch)):
-            raise ValueError(
-                f"coordinates of the bias have shape {tuple(shape)}; ({batch}, {seq}, 1 to 3) or ({seq}, 1 to 3) is needed"
-            )
+            needed = f"({batch}, {seq}, 1 to 3) or ({seq}, 1 to 3) is needed"
+            raise ValueError(f"coordinates of the bias have shape {tuple(shape)}; {needed}")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Bias(ABC):
     """A function of head and positions that is added to the scores: `score = scale * q_i . k_j + bias(h, i, j) + log count`.
 
-    A value, made of a few numbers a head, its *weights*, which may require a gradient; never a tensor of `seq ** 2` numbers.
+    A value of a few numbers a head, its *weights*, which may require a gradient; never a tensor of `seq ** 2` numbers.
     """
 
     weights_name: ClassVar[str]

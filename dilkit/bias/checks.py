@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,14 +29,8 @@ def floating(name: str, x: object, dims: tuple[int, ...], shape: str) -> None:
 
 
 def check_finite(name: str, x: Tensor) -> None:
-    """Raise ValueError, with the place, for a number that is not finite; nothing is looked at while torch traces.
-
-    On a GPU the device fails later.
-    """
-    if _traced(x):
-        return
-    if x.is_cuda:  # which nothing is to wait for; a later call says "device-side assert triggered"
-        torch._assert_async(x.detach().isfinite().all(), f"{name} has numbers that are not finite")
+    """Raise ValueError, with the place, for a number that is not finite. Traced tensors are not looked at; a GPU fails later."""
+    if _left_to_device(x, lambda: x.detach().isfinite().all(), f"{name} has numbers that are not finite"):
         return
     wrong = (~x.detach().isfinite()).nonzero()
     if len(wrong):
@@ -44,26 +39,18 @@ def check_finite(name: str, x: Tensor) -> None:
 
 
 def check_reach(name: str, positions: Tensor | int, dtype: torch.dtype) -> None:
-    """Raise ValueError for positions, or a largest one, beyond the whole numbers that `dtype` has: they would be rounded.
-
-    On a GPU the device fails later.
-    """
+    """Raise ValueError for positions, or a largest one, beyond the whole numbers that `dtype` has; a GPU fails later."""
     most = _WHOLE[dtype]
     if isinstance(positions, Tensor):
-        if _traced(positions):
-            return
         reach = positions.detach().abs()
-        if reach.is_cuda:
-            torch._assert_async((reach <= most).all(), f"{name} reach beyond {most}, the whole numbers of {dtype}")
+        if _left_to_device(positions, lambda: (reach <= most).all(), f"{name} reach beyond {most}, the whole numbers of {dtype}"):
             return
         beyond = (reach > most).nonzero()  # whose length is known where torch makes a graph of what is called
         positions = int(reach[tuple(beyond[0])]) if len(beyond) else 0
     if positions > most:
         wider = "query in float64" if dtype is torch.float32 else f"{name}.float() before they are rounded"
-        raise ValueError(
-            f"{name} reach {positions:,}, but {dtype} has whole numbers up to {most:,} alone; {wider}, or positions counted from "
-            "nearer by, are needed"
-        )
+        reach_of = f"{dtype} has whole numbers up to {most:,} alone"
+        raise ValueError(f"{name} reach {positions:,}, but {reach_of}; {wider}, or nearer ones are needed")
 
 
 def whole(name: str, x: Any) -> Tensor:
@@ -78,20 +65,18 @@ def whole(name: str, x: Any) -> Tensor:
 
 def check_range(name: str, x: Tensor, below: int, what: str) -> None:
     """Raise ValueError, which ends with `what`, unless whole numbers are from 0 to `below` - 1; a GPU fails later."""
-    if _traced(x):
-        return
-    if x.is_cuda:
-        torch._assert_async(((x >= 0) & (x < below)).all(), f"{name} are not from 0 to {below - 1}")
+    if _left_to_device(x, lambda: ((x >= 0) & (x < below)).all(), f"{name} are not from 0 to {below - 1}"):
         return
     least, most = int(x.min()), int(x.max())
     if least < 0 or most >= below:
         raise ValueError(f"{name} are from {least} to {most}; 0 to {below - 1} are needed, {what}")
 
 
-def _traced(x: Tensor) -> bool:
-    return (
-        torch.compiler.is_compiling()
-        or x.is_meta
-        or torch._C._are_functorch_transforms_active()
-        or type(x).__name__ == "FakeTensor"
-    )
+def _left_to_device(x: Tensor, holds: Callable[[], Tensor], text: str) -> bool:
+    """True where numbers are not looked at: torch traces, or a GPU, for which nothing waits, makes a later call fail."""
+    fake = x.is_meta or type(x).__name__ == "FakeTensor"
+    if torch.compiler.is_compiling() or fake or torch._C._are_functorch_transforms_active():
+        return True
+    if x.is_cuda:
+        torch._assert_async(holds(), text)
+    return x.is_cuda

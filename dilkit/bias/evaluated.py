@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dilkit.bias.form import BiasForm, LoweredBias
+from dilkit.bias.form import LoweredBias
 
 
 def evaluate(bias: LoweredBias, queries: Tensor, keys: Tensor) -> Tensor:
@@ -29,22 +29,16 @@ def gradient(bias: LoweredBias, dscores: Tensor, queries: Tensor, keys: Tensor) 
 
 
 def _measure(bias: LoweredBias, queries: Tensor, keys: Tensor) -> Tensor:
-    """Return distances, or the indices of entries, `(batch or 1, len(queries), len(keys))`."""
     form, weights, positions = bias
     if positions is None:
         apart = (queries[:, None] - keys).to(weights.dtype)[None, :, :, None]
     else:
         apart = positions[:, queries, None, : form.dims] - positions[:, None, keys, -form.dims :]
     if form.sizes:
-        return _entries(form, apart)
+        entries = torch.zeros(apart.shape[:-1], dtype=torch.int64, device=apart.device)
+        for k, size in enumerate(form.sizes):
+            entries = entries * size + apart[..., k].long().clamp(-(size // 2), size // 2) + size // 2
+        return entries
     if form.metric == "euclidean":
         return apart.square().sum(-1).sqrt()
     return apart.abs().sum(-1) if form.metric == "l1" else apart.abs().amax(-1)
-
-
-def _entries(form: BiasForm, apart: Tensor) -> Tensor:
-    entries = torch.zeros(apart.shape[:-1], dtype=torch.int64, device=apart.device)
-    for k, size in enumerate(form.sizes):
-        most = size // 2
-        entries = entries * size + apart[..., k].long().clamp(-most, most) + most
-    return entries

@@ -17,19 +17,17 @@ if TYPE_CHECKING:
 METRICS = ("euclidean", "l1", "max")
 
 ALIBI, COORDINATES, TABLE, GRID_TABLE, APART = BIASES = "alibi", "coordinates", "table", "grid table", "apart"
-"""The biases that a backend may take: distances along the sequence and of coordinates, tables by differences along the sequence
-and of coordinates (`BiasForm.name`), and `BiasForm.apart`."""
+"""The biases that a backend may take: distances and tables along the sequence and by coordinates, and `BiasForm.apart`."""
 
 
 @dataclass(frozen=True)
 class BiasForm:
     """The facts of a bias by which a backend is chosen and a kernel runs: hashable, no tensors.
 
-    `dims`: numbers of a position. `sizes`: of a table, how many differences each dimension has, an odd number; else empty.
-    `metric`: of distances, one of `METRICS`. `placed`: positions are given as a tensor; otherwise a row's position is its number
-    in its sequence. `learned`: a backward pass returns the gradient of the weights as well. `apart`: a row has two positions, one
-    as a query and one as a key, as where queries and keys of different ranks are computed with. Raises ValueError for what
-    is no such form, as kernels take addresses by it.
+    `dims`: numbers of a position. `sizes`: of a table, the differences of each dimension, odd; else empty. `metric`: of
+    distances, one of `METRICS`. `placed`: positions are a tensor, else the numbers of rows in their sequence. `learned`: a
+    backward pass returns the gradient of the weights. `apart`: a row has one position as a query and one as a key. Raises
+    ValueError for what is no such form.
     """
 
     dims: int = 1
@@ -101,8 +99,7 @@ class LoweredBias(NamedTuple):
     """The tensors of a bias beside its form, in the dtype of `lse`, contiguous.
 
     `weights` `(heads, entries)`: slopes, or a flattened table. `positions` `(batch or 1, rows, dims)`, of all rows of the key, if
-    the form is `placed`; those of a table are whole numbers. `(batch or 1, rows, 2 * dims)` where they are `apart`: that of the
-    row as a query, then as a key.
+    the form is `placed`, whole numbers for a table; `2 * dims` where they are `apart`: that of the row as a query, then as a key.
     """
 
     form: BiasForm

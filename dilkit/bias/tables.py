@@ -12,7 +12,7 @@ from torch import Tensor
 from dilkit.bias.base import Bias
 from dilkit.bias.checks import check_range, check_reach, floating, whole
 from dilkit.bias.form import BiasForm, LoweredBias
-from dilkit.checks import boolean, integer, shown
+from dilkit.checks import boolean, check_type, integer
 
 
 def t5_buckets(num_buckets: int = 32, max_distance: int = 128, *, bidirectional: bool = True) -> Tensor:
@@ -20,8 +20,8 @@ def t5_buckets(num_buckets: int = 32, max_distance: int = 128, *, bidirectional:
 
     Entry `i - j + max_distance` is the bucket of query i and key j. Half of the buckets of a direction are single distances, the
     others grow as logarithms up to `max_distance`, beyond which all share the last. `bidirectional`, as in T5's encoder: keys
-    before and after the query have buckets of their own; in its decoder keys after it share bucket 0. Raises ValueError for
-    numbers that leave no bucket.
+    before and after the query have buckets of their own; in its decoder keys after it share bucket 0. Raises ValueError for too
+    small numbers.
 
         >>> from dilkit import t5_buckets
         >>> t5_buckets(8, 6).tolist()  # of keys 6 after the query, ..., at its place, ..., 6 before it
@@ -100,10 +100,8 @@ class GridTable(Bias):
     - `table`: floating-point `(heads, a)`, `(heads, a, b)` or `(heads, a, b, c)`, odd numbers; it may require a gradient. For a
       window of k tokens they are `2 * k - 1`. Swin's table, `((2 * k - 1) ** 2, heads)`, is `table.T.unflatten(1, (a, b))`.
       NATTEN counts offsets the other way round, `y_j - y_i`: its `rpb` is `rpb.flip(1, 2)`.
-    - `shape`: the sizes of the grid. A sequence is at most its product. Beside a query of another dtype than float64 no side is
-      beyond 2**24 + 1, up to which float32 has all positions.
-    - `dilation`: offsets are counted in steps of so many tokens, as in DiNAT, where every key that a query sees is a multiple of
-      them away.
+    - `shape`: the sizes of the grid, up to 2**24 + 1 beside a query other than float64. A sequence is at most its product.
+    - `dilation`: offsets are counted in steps of so many tokens, as in DiNAT.
 
     Raises TypeError or ValueError for what does not fit.
 
@@ -122,21 +120,17 @@ class GridTable(Bias):
 
     def __post_init__(self) -> None:
         floating("table", self.table, (2, 3, 4), "(heads, a), (heads, a, b) or (heads, a, b, c)")
-        if not isinstance(self.shape, (tuple, list)):
-            raise TypeError(f"shape={shown(self.shape)} is a {type(self.shape).__name__}; a sequence of sizes is needed")
+        check_type("shape", self.shape, (tuple, list), "a sequence of sizes is needed")
         shape = tuple(integer("shape", size, at_least=1) for size in self.shape)
         steps = self.dilation if isinstance(self.dilation, (tuple, list)) else (self.dilation,) * len(shape)
         dilation = tuple(integer("dilation", step, at_least=1) for step in steps)
         sizes = self.table.shape[1:]
         if not len(shape) == len(dilation) == len(sizes):
             raise ValueError(
-                f"table has shape {tuple(self.table.shape)}, shape={shape} and dilation={dilation}; each "
-                "needs as many sizes as the grid has dimensions"
+                f"table has shape {tuple(sizes)} without heads, {shape=}, {dilation=}; one size a dimension is needed"
             )
         if any(size % 2 == 0 for size in sizes):
-            raise ValueError(
-                f"table has shape {tuple(self.table.shape)}; odd sizes are needed, 2 * k - 1 of a window of k tokens"
-            )
+            raise ValueError(f"table has shape {tuple(self.table.shape)}; odd sizes, 2 * k - 1 for k tokens, are needed")
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "dilation", dilation)
 
@@ -145,7 +139,6 @@ class GridTable(Bias):
         return math.prod(self.shape)
 
     def _coordinates(self, rows: Tensor) -> Tensor:
-        """Return whole numbers `(len(rows), dims)`."""
         assert isinstance(self.dilation, tuple)
         columns, left = [], rows
         for size, step in zip(self.shape[:0:-1], self.dilation[:0:-1], strict=True):
@@ -168,6 +161,5 @@ class GridTable(Bias):
 
     def check_rows(self, batch: int, seq: int) -> None:
         if seq > (tokens := math.prod(self.shape)):
-            raise ValueError(
-                f"shape={self.shape} of the bias is a grid of {tokens} tokens; at least the {seq} of query are needed"
-            )
+            needed = f"at least the {seq} of query are needed"
+            raise ValueError(f"shape={self.shape} of the bias is a grid of {tokens} tokens; {needed}")

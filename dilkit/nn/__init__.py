@@ -1,14 +1,11 @@
 """The torch modules: dilated attention alone, and multi-head dilated attention with its projections.
 
-attention.py     DilatedAttention, without parameters
-multihead.py     MultiheadDilatedAttention: projections, rotary positions, caches, packed sequences
-checks.py        arguments and masks as those of nn.MultiheadAttention
-head_parallel.py HeadParallel, a style of torch's tensor parallelism; loaded at first use, for it loads torch.distributed.tensor
-rank_heads.py    the rows, parameters and norms of a layer on a rank with a part of its heads
+head_parallel.py is loaded at first use, for it loads torch.distributed.tensor.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from dilkit.lazy import lazy_names
 from dilkit.nn.attention import DilatedAttention as DilatedAttention
 from dilkit.nn.multihead import MultiheadDilatedAttention as MultiheadDilatedAttention
 
@@ -17,10 +14,4 @@ if TYPE_CHECKING:
 
 __all__ = ["DilatedAttention", "HeadParallel", "MultiheadDilatedAttention"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "HeadParallel":
-        from dilkit.nn.head_parallel import HeadParallel
-
-        return HeadParallel
-    raise AttributeError(f"module 'dilkit.nn' has no attribute {name!r}")
+__getattr__, __dir__ = lazy_names(__name__, {"head_parallel": "HeadParallel"})

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dilkit.attention import dilated_attention
 from dilkit.bias.base import Bias
-from dilkit.checks import real, shown
+from dilkit.checks import check_type, real
 from dilkit.decoding import DilatedCache
 from dilkit.op.arguments import check_pattern
 from dilkit.op.scores import check_softcap
@@ -41,9 +41,7 @@ class BiasedModule(nn.Module):
     """The heads of the rank that the bias is restricted to; `HeadParallel` sets them."""
 
     def _set_bias(self, bias: Bias | None) -> None:
-        """Make the weights of `bias` a part of this module. Raises TypeError for anything but a bias."""
-        if bias is not None and not isinstance(bias, Bias):
-            raise TypeError(f"bias={shown(bias)} is a {type(bias).__name__}; a value such as dilkit.Alibi is needed")
+        check_type("bias", bias, (Bias, type(None)), "a value such as dilkit.Alibi is needed")
         self.of_model = bias
         weights = None if bias is None else bias.weights
         if weights is None or isinstance(weights, nn.Parameter):
@@ -67,9 +65,8 @@ class DilatedAttention(BiasedModule):
 
     `pattern`, `scale`, `softcap` and `backend` are those of `dilkit.dilated_attention`; `bias` is added to the scores unless
     `forward` is given another. Its slopes or table are `bias_weights` of the state dict, a parameter if they are an
-    `nn.Parameter`, else a buffer. With `order`, a `dilkit.order` of the grid that the tokens come from, or several `orders`,
-    which the heads use in turn, it is `dilkit.ordered_dilated_attention`. Raises TypeError or ValueError, naming the
-    argument, for a pattern, a scale or orders that do not fit.
+    `nn.Parameter`, else a buffer. With `order`, a `dilkit.order` of the tokens' grid, or several `orders`, which the heads use in
+    turn, it is `dilkit.ordered_dilated_attention`. Raises TypeError or ValueError, naming the argument, for what does not fit.
 
     Example:
 
@@ -124,7 +121,7 @@ class DilatedAttention(BiasedModule):
         """Compute `dilated_attention(query, key, value, self.pattern, ...)` on tensors `(batch, seq, heads, head_dim)`.
 
         A `bias` takes the place of the module's own. With `cu_seqlens` it is `dilated_attention_varlen`, on tensors
-        `(total, heads, head_dim)`. With a `cache` of the pattern it is `cache.attend` of the next rows, which is causal.
+        `(total, heads, head_dim)`; with a `cache` of the pattern `cache.attend` of the next rows, which is causal.
         """
         options: dict[str, Any] = dict(sink=sink, scale=self.scale, softcap=self.softcap, backend=self.backend)
         options["bias"] = self.bias if bias is None else bias
@@ -144,7 +141,6 @@ class DilatedAttention(BiasedModule):
         return dilated_attention(query, key, value, self.pattern, **options)
 
     def _check_alone(self, name: str, **others: object) -> None:
-        """Raise ValueError where `name` is given with an argument, or to a module, that it does not go with."""
         if self.orders is not None:
             raise ValueError(f"{name} is given, but the attention is along token orders; DilatedAttention(pattern) is needed")
         for other, given in others.items():
@@ -152,7 +148,6 @@ class DilatedAttention(BiasedModule):
                 raise ValueError(f"{other} is given with {name}, {_WHY_NOT[name, other]}")
 
     def _check_cache(self, cache: DilatedCache, is_causal: bool, dropout_p: float) -> None:
-        """Raise TypeError or ValueError unless the call is one of decoding with this pattern."""
         check_cache(cache)
         if cache.pattern != self.pattern:
             raise ValueError(f"cache is of {cache.pattern}, but the inner attention has {self.pattern}; one pattern is needed")
@@ -169,8 +164,7 @@ class DilatedAttention(BiasedModule):
 
 def check_cache(cache: object) -> None:
     """Raise TypeError unless `cache` is a `DilatedCache`."""
-    if not isinstance(cache, DilatedCache):
-        raise TypeError(f"cache={shown(cache)} is a {type(cache).__name__}; a dilkit.DilatedCache is needed, one for each layer")
+    check_type("cache", cache, DilatedCache, "a dilkit.DilatedCache is needed, one for each layer")
 
 
 def appended(options: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dilkit.checks import integer, shown
+from dilkit.op.arguments import BOOL_MASK
 
 _WHY_NOT = {
     "add_bias_kv": "a learned key and value would belong to no position; append a token to the sequence instead",
@@ -54,19 +55,17 @@ def check_rows(weight: Tensor, **inputs: tuple[Tensor, int]) -> None:
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} is a {type(x).__name__}; a torch.Tensor is needed")
         if x.device != weight.device:
-            raise ValueError(
-                f"{name} is on {x.device} but the parameters on {weight.device}; move it with .to({str(weight.device)!r})"
-            )
+            way = f"move it with .to({str(weight.device)!r})"
+            raise ValueError(f"{name} is on {x.device} but the parameters on {weight.device}; {way}")
         if x.dtype != weight.dtype and not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
-            raise TypeError(
-                f"{name} is {x.dtype} but the parameters {weight.dtype}; make them equal, as with {name}.to({weight.dtype})"
-            )
+            way = f"make them equal, as with {name}.to({weight.dtype})"
+            raise TypeError(f"{name} is {x.dtype} but the parameters {weight.dtype}; {way}")
         if x.dim() not in (2, 3) or x.shape[-1] != width:
             raise ValueError(f"{name} has shape {tuple(x.shape)}; (batch, seq, {width}) or (seq, {width}) is needed")
         if x.shape[:-1] != reference.shape[:-1]:
+            shapes = f"{tuple(x.shape)} and {first} {tuple(reference.shape)}"
             raise ValueError(
-                f"{name} has shape {tuple(x.shape)} and {first} {tuple(reference.shape)}; dilated attention is defined within "
-                f"one sequence, so batch and length must be equal (pad the shorter one and mask it with key_padding_mask)"
+                f"{name} has shape {shapes}; batch and length must be equal (pad the shorter, with a key_padding_mask)"
             )
 
 
@@ -84,37 +83,27 @@ def check_plain(name: str, module: nn.Module, kind: type[nn.Module], way: str) -
 
 
 def bool_mask(mask: Tensor | None, query: Tensor) -> Tensor | None:
-    """Return `mask` as bool, True = ignored. Raises TypeError or ValueError unless it is bool, or 0 and -inf, for each row.
-
-    `nn.TransformerEncoderLayer` turns a bool mask into the floating-point numbers that it adds to the scores: 0 and -inf.
-    """
+    """Return `mask` as bool, True = ignored. Raises TypeError or ValueError unless it is bool, or 0 and -inf, for each row."""
     if mask is None:
         return None
     if not isinstance(mask, Tensor):
         raise TypeError(f"key_padding_mask is a {type(mask).__name__}; a bool torch.Tensor is needed")
     if mask.dtype != torch.bool and not mask.dtype.is_floating_point:
-        raise TypeError(
-            f"key_padding_mask is {mask.dtype}; torch.bool is needed, True = ignored (mask == 0 of one that has 1 for tokens)"
-        )
+        raise TypeError(f"key_padding_mask is {mask.dtype}; {BOOL_MASK}")
     if mask.shape != query.shape[:-1]:
-        raise ValueError(
-            f"key_padding_mask has shape {tuple(mask.shape)}; {tuple(query.shape[:-1])}, query's without embed_dim, is needed"
-        )
-    return mask if mask.dtype == torch.bool else _ignored(mask)
-
-
-def _ignored(added: Tensor) -> Tensor:
-    """Return a mask of the keys whose scores become -inf with `added`."""
-    ignored = added == -torch.inf
-    needed = f"key_padding_mask is {added.dtype} and holds other numbers than 0 and -inf; a bool mask, True = ignored, is needed"
-    _require((ignored | (added == 0)).all(), needed)
+        needed = f"{tuple(query.shape[:-1])}, query's without embed_dim, is needed"
+        raise ValueError(f"key_padding_mask has shape {tuple(mask.shape)}; {needed}")
+    if mask.dtype == torch.bool:
+        return mask
+    ignored = mask == -torch.inf
+    needed = f"key_padding_mask is {mask.dtype} and holds other numbers than 0 and -inf; a bool mask, True = ignored, is needed"
+    _require((ignored | (mask == 0)).all(), needed)
     return ignored
 
 
 def check_causal(mask: object, query: Tensor) -> None:
-    """Raise TypeError or ValueError unless `mask` is exactly the causal one of `query`, as `nn.MultiheadAttention` takes it.
-
-    That is `(seq, seq)`, bool, True = not allowed, above the diagonal; or floating-point, -inf there and 0 elsewhere.
+    """Raise TypeError or ValueError unless `mask` is the causal one of `query`: `(seq, seq)`, True or -inf above the diagonal
+    alone.
     """
     instead = "the pattern decides which query sees which key; use is_causal, key_padding_mask or another Pattern"
     if not isinstance(mask, Tensor):
@@ -134,7 +123,7 @@ def check_causal(mask: object, query: Tensor) -> None:
 
 
 def _require(holds: Tensor, needed: str) -> None:
-    """Raise ValueError unless `holds` is true, at once on the CPU; elsewhere the device stops later, which nobody waits for."""
+    """Raise ValueError unless `holds` is true; elsewhere than on the CPU the device fails later."""
     compiling = torch.compiler.is_compiling()
     if not compiling and torch._C._are_functorch_transforms_active():
         while torch._C._functorch.is_functorch_wrapped_tensor(holds):

@@ -33,14 +33,13 @@ class HeadParallel(ParallelStyle):
 
     - `MultiheadDilatedAttention`: queries, keys, values and sinks are cut by heads, as `ColwiseParallel` cuts, `out_proj` as
       `RowwiseParallel` does. Inputs are the same on all ranks, or DTensors, and so is the output, a local tensor. Parameters are
-      DTensors: `full_tensor()` of each is that of one rank. No DTensor holds one rank's rows of the packed `in_proj_weight`,
-      so it becomes `q_proj_weight`, `k_proj_weight` and `v_proj_weight`; state dicts load in either layout. `in_proj_bias` is
-      whole on each rank, and so are the weights of a bias of the scores. A `layer_norm` is over the heads of all ranks, for
-      which two numbers travel for each row.
+      DTensors: `full_tensor()` of each is that of one rank. The packed `in_proj_weight` becomes `q_proj_weight`, `k_proj_weight`
+      and `v_proj_weight`; state dicts load in either layout. `in_proj_bias` is whole on each rank, and so are the weights of a
+      bias of the scores. A `layer_norm` is over the heads of all ranks, for which two numbers travel for each row.
     - A module that holds a `pattern` and is called with query and key `(..., seq, heads of the rank, head_dim)` first, such as
       `DilatedAttention` and `dilkit.comm.RingDilatedAttention`: all ranks have as many heads, as behind a `ColwiseParallel`
-      projection. `pattern` becomes the rank's when the module is called; one that is the same for all heads stays as it is,
-      unless weights are dropped, or a bias or several orders used, which go by the number of a head.
+      projection. `pattern` becomes the rank's when the module is called, unless it is the same for all heads and no weights are
+      dropped, and no bias or several orders used, which go by the number of a head.
 
     Dropped weights are those of one rank if torch's generator of the CPU is in the same state on all ranks. Give `DilatedCache`
     the rank's pattern, `layer.attention.pattern`, and its `num_kv_heads / n` heads.
@@ -68,10 +67,8 @@ class HeadParallel(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         if device_mesh.ndim != 1:
-            raise ValueError(
-                f"device_mesh has {device_mesh.ndim} dimensions, of shape {tuple(device_mesh.shape)}; heads go over one: give "
-                'that one by its name, as device_mesh["tp"]'
-            )
+            shape = f"{device_mesh.ndim} dimensions, of shape {tuple(device_mesh.shape)}"
+            raise ValueError(f'device_mesh has {shape}; heads go over one: give it by its name, as device_mesh["tp"]')
         if isinstance(module, MultiheadDilatedAttention):
             # torch 2.6 has no choice of the rank whose values all take
             source = dict(src_data_rank=self.src_data_rank) if hasattr(ParallelStyle, "src_data_rank") else {}
@@ -82,17 +79,14 @@ class HeadParallel(ParallelStyle):
 
 
 def _divide(layer: MultiheadDilatedAttention, mesh: DeviceMesh, source: dict[str, Any]) -> None:
-    """Restrict `layer` to the heads of the rank, unless that is done, as for a layer that has two names."""
     ranks, before = RankHeads(mesh), layer._rank_heads
     if before == ranks:
         return
     if before is not None:
         raise ValueError(f"module has its heads over {before.mesh} already; they cannot go over {mesh} too")
     if layer.num_kv_heads % mesh.size():
-        raise ValueError(
-            f"num_kv_heads={layer.num_kv_heads} of {layer.num_heads} heads cannot be divided by the {mesh.size()} ranks of the "
-            "mesh, each of which has equally many; use a number of ranks that divides it"
-        )
+        sizes = f"num_kv_heads={layer.num_kv_heads} of {layer.num_heads} heads"
+        raise ValueError(f"{sizes} cannot be divided by the {mesh.size()} ranks of the mesh; use a divisor of it")
     _check_own(layer)
     inner = _inner_of_rank(layer, ranks, source)
     parallelize_module(layer.out_proj, mesh, RowwiseParallel(), **source)
@@ -108,7 +102,6 @@ def _divide(layer: MultiheadDilatedAttention, mesh: DeviceMesh, source: dict[str
 
 
 def _take_apart(layer: MultiheadDilatedAttention) -> None:
-    """Give `layer` the weights of queries, keys and values each as a parameter of its own."""
     packed = layer.in_proj_weight
     if packed is None:
         return
@@ -121,7 +114,6 @@ def _take_apart(layer: MultiheadDilatedAttention) -> None:
 
 
 def _distribute(module: nn.Module, name: str, mesh: DeviceMesh, placement: Placement, source: dict[str, Any]) -> None:
-    """Make the parameter `name` of `module` a DTensor, if it has one."""
     parameter: nn.Parameter | None = getattr(module, name)
     if parameter is not None:
         derived, where = _derived_from(parameter), (mesh, placement)
@@ -151,10 +143,7 @@ def _check_own(layer: MultiheadDilatedAttention) -> None:
 
 
 def _inner_of_rank(layer: MultiheadDilatedAttention, ranks: RankHeads, source: dict[str, Any]) -> nn.Module:
-    """Copy the inner attention with the pattern of the rank's heads; other layers may share the original.
-
-    The weights of a bias that is learned are whole on each rank, a DTensor.
-    """
+    """Copy the inner attention with the pattern of the rank's heads; weights of a bias that is learned are whole on each rank."""
     pattern, mesh = _pattern_of_model(layer.attention), ranks.mesh
     heads, kv_heads = layer.num_heads // mesh.size(), layer.num_kv_heads // mesh.size()
     part = _pattern_of_rank(pattern, mesh.get_local_rank(), mesh.size(), heads, kv_heads)
@@ -168,23 +157,17 @@ def _inner_of_rank(layer: MultiheadDilatedAttention, ranks: RankHeads, source: d
 
 
 def _pattern_of_model(module: nn.Module) -> Pattern:
-    """Return the pattern of `module`. Raises TypeError for a module without one, ValueError for one of a part of the heads."""
     pattern = getattr(module, "pattern", None)
     if not isinstance(pattern, Pattern):
-        raise TypeError(
-            f"HeadParallel is given {type(module).__name__}, which holds no dilkit.Pattern as its `pattern`; a "
-            "MultiheadDilatedAttention, DilatedAttention or RingDilatedAttention is needed"
-        )
+        needed = "MultiheadDilatedAttention, DilatedAttention or RingDilatedAttention is needed"
+        raise TypeError(f"{type(module).__name__}, given HeadParallel, holds no dilkit.Pattern as its `pattern`; a {needed}")
     if pattern.head_shard is not None:
-        raise ValueError(
-            f"pattern={pattern} of {type(module).__name__} has head_shard={pattern.head_shard}, heads of a rank already; give "
-            "that of all heads of the model, without head_shard"
-        )
+        held = f"head_shard={pattern.head_shard}, heads of a rank already"
+        raise ValueError(f"pattern={pattern} of {type(module).__name__} has {held}; give that of all heads, without head_shard")
     return pattern
 
 
 def _pattern_of_rank(pattern: Pattern, rank: int, size: int, heads: int, kv_heads: int) -> Pattern:
-    """Return the part of a model's pattern for rank `rank` of `size`, with `heads` query and `kv_heads` key/value heads each."""
     pattern.check_heads(heads * size, kv_heads * size)
     first = rank * kv_heads
     part = pattern.of_kv_heads(first, first + kv_heads, heads * size, kv_heads * size)
@@ -225,18 +208,15 @@ class _BeforeCall:
 
 
 def _follow_calls(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Have `module` compute the heads of the rank, unless that is done, as for a module that several layers share."""
     rank, size = mesh.get_local_rank(), mesh.size()
     for other in module._forward_pre_hooks.values():
         if isinstance(other, _BeforeCall):
             if (other.rank, other.size) == (rank, size):
                 return
             raise ValueError(
-                f"module has its heads over {other.size} ranks already; they cannot go over the {size} ranks of {mesh} too"
+                f"module has its heads over {other.size} ranks already; they cannot go over the {size} of {mesh} too"
             )
     if isinstance(module, BiasedModule) and module.bias_weights is not None and module.bias_weights.requires_grad:
-        raise ValueError(
-            f"{type(module).__name__} has a bias that is learned, of which a rank would have the gradient of its own heads; "
-            "give it to a MultiheadDilatedAttention and this style to that, or use weights that are fixed, a buffer"
-        )
+        way = "give it to a MultiheadDilatedAttention and this style to that, or use a buffer"
+        raise ValueError(f"{type(module).__name__} has a bias that is learned, with gradients of a rank's heads alone; {way}")
     module.register_forward_pre_hook(_BeforeCall(_pattern_of_model(module), rank, size), with_kwargs=True)

@@ -16,7 +16,7 @@ from dilkit.decoding import DilatedCache
 from dilkit.nn.attention import DilatedAttention, appended, check_cache
 from dilkit.nn.checks import accept_only, bool_mask, check_causal, check_factory, check_rows
 from dilkit.op.sequences import check_cu_seqlens, places
-from dilkit.packed.nested import is_nested, nested_like, packed_rows
+from dilkit.packed.attention import is_nested, nested_like, packed_rows
 from dilkit.pattern import Pattern
 from dilkit.rotary import DEFAULT_BASE, even_head_dim, rotary_tables, rotate
 
@@ -35,9 +35,9 @@ class MultiheadDilatedAttention(nn.Module):
 
         out = out_proj(inner_norm(concat_h attention(q_h, k_h, v_h)))      q, k, v = in_proj(query, key, value)
 
-    The weights load from `nn.MultiheadAttention` and back: the keys of the `state_dict` are the same. A dict in which the
-    weights of queries, keys and values are packed loads where they are apart, and back. With the pattern `Pattern.dense()` the
-    result is that of `nn.MultiheadAttention`. `dilkit.nn.HeadParallel` has ranks compute a part of the heads each.
+    The weights load from `nn.MultiheadAttention` and back, packed or apart: the keys of the `state_dict` are the same. With the
+    pattern `Pattern.dense()` the result is that of `nn.MultiheadAttention`. `dilkit.nn.HeadParallel` divides its heads over
+    ranks.
 
     - `embed_dim`, `num_heads`: `head_dim = embed_dim / num_heads`.
     - `attention`: the inner attention, a module that is called as `attention(q, k, v, is_causal=, key_padding_mask=)` on tensors
@@ -52,8 +52,8 @@ class MultiheadDilatedAttention(nn.Module):
     - `sink`: whether each head has a learned sink, `sink` of `dilkit.dilated_attention`: the parameter `sinks` `(num_heads,)`, as
       gpt-oss calls it, 0 at first. The inner attention is then called with `sink=` too.
     - `is_causal`: the default of `forward`.
-    - `dropout`: `dropout_p` of `dilkit.dilated_attention` in training mode; in evaluation nothing is dropped. The inner attention
-      is then called with `dropout_p=` too.
+    - `dropout`: `dropout_p` of `dilkit.dilated_attention` in training mode. The inner attention is then called with `dropout_p=`
+      too.
     - `add_bias_kv`, `add_zero_attn`, `batch_first`: only their default is supported, others are refused with a reason. That of
       `batch_first` is True, which is not torch's: a layer of torch's that holds this module has to be made with
       `batch_first=True` and given `(batch, seq, embed_dim)`. Nothing in a call tells the other order from it.
@@ -136,13 +136,9 @@ class MultiheadDilatedAttention(nn.Module):
         self.kdim = self.embed_dim if kdim is None else integer("kdim", kdim, at_least=1)
         self.vdim = self.embed_dim if vdim is None else integer("vdim", vdim, at_least=1)
         if self.embed_dim % self.num_heads:
-            raise ValueError(
-                f"embed_dim={embed_dim} is not divisible by num_heads={num_heads}; each head needs equally many dimensions"
-            )
+            raise ValueError(f"embed_dim={embed_dim} is not divisible by num_heads={num_heads}; each head needs equally many")
         if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_kv_heads={num_kv_heads} does not divide num_heads={num_heads}; each key/value head serves equally many"
-            )
+            raise ValueError(f"num_kv_heads={num_kv_heads} does not divide num_heads={num_heads}; each serves equally many")
         self.head_dim = self.embed_dim // self.num_heads
 
     def _make_in_projection(self, bias: bool, factory: dict[str, Any]) -> None:
@@ -190,17 +186,15 @@ class MultiheadDilatedAttention(nn.Module):
 
         - `query`: `(batch, seq, embed_dim)`, or `(seq, embed_dim)` without a batch; or a jagged tensor of `torch.nested`
           `(batch, j, embed_dim)`, which is computed as packed sequences, `key` and `value` with the same offsets.
-        - `key` (default: `query`) and `value` (default: `key`): the same batch and length, since dilated attention is defined
-          within one sequence, with `kdim` and `vdim` columns.
+        - `key` (default: `query`) and `value` (default: `key`): the same batch and length, with `kdim` and `vdim` columns.
         - `key_padding_mask`: bool `(batch, seq)`, or `(seq,)`, True = ignored; or the floating-point numbers 0 and -inf that
           `nn.TransformerEncoderLayer` makes of it.
-        - `is_causal`: by default that of the constructor. `nn.TransformerEncoderLayer` passes False unless it is called with
+        - `is_causal`: by default that of the constructor. `nn.TransformerEncoderLayer` passes False unless called with
           `is_causal=True`.
         - `attn_mask`: the causal mask `(seq, seq)` and no other, as torch's layers pass it beside the hint `is_causal`: bool,
           True above the diagonal, where no query may attend; or -inf there and 0 elsewhere. The call is causal then.
         - `positions`: the positions of the rotary embedding, integers `(seq,)` or `(batch, seq)`. By default they are
-          0, 1, 2, ..., or the result of the inner attention's method `positions(seq, device)` if it has one, as when a sequence
-          is sharded over ranks.
+          0, 1, 2, ..., or the result of the inner attention's method `positions(seq, device)` if it has one, as over ranks.
         - `cache`: a `dilkit.DilatedCache` of the inner attention's pattern, for decoding: the rows are those that come next, see
           what the cache has kept, and are kept for later ones. Positions then go on from `cache.seen`.
         - `cu_seqlens`, `max_seqlen`: where sequences begin that are packed in `query` `(total, embed_dim)`, as in
@@ -251,7 +245,6 @@ class MultiheadDilatedAttention(nn.Module):
         return self.out_proj(out if self.inner_norm is None else self.inner_norm(out)), None
 
     def _causal(self, is_causal: bool | None, attn_mask: Tensor | None, query: Tensor, **others: Any) -> bool:
-        """True if the call is causal. Raises TypeError or ValueError for a mask that is not the causal one of `query`."""
         causal = self.is_causal if is_causal is None else is_causal
         if attn_mask is None:
             return causal
@@ -264,7 +257,6 @@ class MultiheadDilatedAttention(nn.Module):
         return True
 
     def _forward_nested(self, query: Tensor, key: Any, value: Any, cu_seqlens: Any, **options: Any) -> tuple[Tensor, None]:
-        """Compute `forward` of a jagged tensor: of its rows as packed sequences."""
         if cu_seqlens is not None:
             raise ValueError("cu_seqlens is given with a nested query, which says itself where its sequences begin; leave it out")
         nested = {name: x for name, x in dict(query=query, key=key, value=value).items() if x is not None}
@@ -294,19 +286,14 @@ class MultiheadDilatedAttention(nn.Module):
         return options
 
     def _check_cache(self, cache: Any) -> None:
-        """Raise TypeError or ValueError for no cache, one of another layer, or an inner attention that takes none."""
         check_cache(cache)
         self._plain_attention("cache")
         layer = _FILLED_BY.setdefault(cache, weakref.ref(self))() if cache.seen else None
         if layer not in (None, self):
-            raise ValueError(
-                "cache has the rows of another layer; each layer needs a cache of its own, and one that goes on in the place of "
-                "another a copy of it (copy.copy(cache))"
-            )
+            raise ValueError("cache has the rows of another layer; give each a cache of its own, or a copy (copy.copy(cache))")
         _FILLED_BY[cache] = weakref.ref(self)
 
     def _plain_attention(self, name: str) -> None:
-        """Raise ValueError, naming the argument that needs it, unless the inner attention is `DilatedAttention(pattern)`."""
         inner = self.attention
         if not isinstance(inner, DilatedAttention) or inner.orders is not None:
             raise ValueError(f"{name} is given, but the inner attention is {inner}; DilatedAttention(pattern) is needed")
@@ -322,7 +309,6 @@ class MultiheadDilatedAttention(nn.Module):
         return tuple(x.view(*x.shape[:-1], x.shape[-1] // self.head_dim, self.head_dim) for x in projected)
 
     def _projections(self) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Return the weights and the biases of queries, keys and values."""
         weights: Any = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         bias, ranks = self.in_proj_bias, self._rank_heads
         if ranks is not None:
@@ -332,7 +318,6 @@ class MultiheadDilatedAttention(nn.Module):
         return weights, (None,) * 3 if bias is None else bias.tensor_split(self._cuts)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        """Lay out the weights in `state_dict`, a copy that `load_state_dict` made, as the layer has them."""
         lay_out(state_dict, prefix, self.in_proj_weight is not None, self._cuts)
         if self._rank_heads is not None:
             from dilkit.nn.rank_heads import distribute_values
@@ -370,9 +355,8 @@ class MultiheadDilatedAttention(nn.Module):
 
 
 def lay_out(state: MutableMapping[str, Tensor], prefix: str, packed: bool, cuts: Sequence[int]) -> None:
-    """Put the weights of the layer at `prefix` into `state` as the layer has them: packed, or cut at the rows `cuts`.
-
-    Weights that are in that layout already, or not complete, stay as they are.
+    """Put the weights of the layer at `prefix` into `state` as the layer has them, packed or cut at the rows `cuts`, if they are
+    complete.
     """
     whole, parts = prefix + PACKED, [prefix + name for name in APART]
     if packed and whole not in state and all(name in state for name in parts):
@@ -384,17 +368,14 @@ def lay_out(state: MutableMapping[str, Tensor], prefix: str, packed: bool, cuts:
 def _inner_attention(attention: Any, segment_lengths: Any, dilation_rates: Any) -> nn.Module:
     missing = (segment_lengths is None) + (dilation_rates is None)
     if missing != (0 if attention is None else 2):
-        raise ValueError(
-            f"give either attention, such as DilatedAttention(pattern), or both segment_lengths and dilation_rates, but not "
-            f"attention={shown(attention)} with segment_lengths={shown(segment_lengths)} and "
-            f"dilation_rates={shown(dilation_rates)}"
-        )
+        arguments = f"attention={shown(attention)} with segment_lengths={shown(segment_lengths)}"
+        arguments += f" and dilation_rates={shown(dilation_rates)}"
+        raise ValueError(f"give either attention, or both segment_lengths and dilation_rates, but not {arguments}")
     if attention is None:
         return DilatedAttention(Pattern(segment_lengths, dilation_rates))
     if not isinstance(attention, nn.Module):
-        raise TypeError(
-            f"attention={shown(attention)} is a {type(attention).__name__}; a module is needed, such as DilatedAttention(pattern)"
-        )
+        kind = type(attention).__name__
+        raise TypeError(f"attention={shown(attention)} is a {kind}; a module such as DilatedAttention(pattern) is needed")
     return attention
 
 

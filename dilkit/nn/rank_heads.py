@@ -1,7 +1,6 @@
 """A layer on a rank with a part of its heads: its rows, its parts of parameters, norms over all heads.
 
-Parameters are DTensors and are used as local tensors: the rank's part of those that are cut by heads. Inputs are the same on all
-ranks. Each rank finds the part of their gradients that comes from its heads, and the sum is their gradient.
+Parameters are DTensors, used as local tensors. Inputs are the same on all ranks, and their gradient is the sum over ranks.
 """
 
 from __future__ import annotations

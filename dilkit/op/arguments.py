@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from dilkit.bias.base import Bias
-from dilkit.checks import boolean, not_distributed, probability, real, shown
+from dilkit.checks import boolean, probability, real, shown
 from dilkit.inputs import Inputs
 from dilkit.op._facts import call_key, want_gradient
 from dilkit.op.autocast import AUTOCAST_KEYS
 from dilkit.op.block_layout import check_layout
-from dilkit.op.boundary import check_shapes
+from dilkit.op.boundary import TORCH_DTYPES, check_device, check_shapes, check_tensor
 from dilkit.op.call_options import CallOptions
 from dilkit.op.dropout import Dropout, draw_seed
 from dilkit.op.scores import PLAIN, Scores, check_detached, packed_scores, scores_of
@@ -22,7 +22,7 @@ from dilkit.pattern import Pattern
 from dilkit.problem import DTYPES
 from dilkit.selector import names_of
 
-_DTYPES = tuple(getattr(torch, name) for name in DTYPES)
+BOOL_MASK = "torch.bool is needed, True = ignored (mask == 0 of one that has 1 for tokens)"
 
 
 def call_of(
@@ -37,10 +37,10 @@ def call_of(
     max_seqlen: int | None = None,
     scores: Scores = PLAIN,
 ) -> tuple[Inputs, CallOptions, Hashable | None]:
-    """Return the arguments of `attend`: inputs, to which a bias and the seed of a dropout are added, options, and the `call_key`.
+    """Return the arguments of `attend`: inputs with a bias and the seed of a dropout, options, and the `call_key`.
 
-    `scores`: bias and softcap where they are known already. Raises TypeError or ValueError, naming argument and limit, for what
-    does not fit. Plain tensors are checked when the first call with tensors like these is prepared (`prepared_call.py`).
+    `scores`: bias and softcap where they are known already. Raises TypeError or ValueError, naming argument and limit. Plain
+    tensors are checked when the first call with tensors like these is prepared (`prepared_call.py`).
     """
     key = None if torch.compiler.is_compiling() else call_key(inputs)
     if key is None or not isinstance(pattern, Pattern):
@@ -69,7 +69,6 @@ def call_of(
 
 
 def _traced_want_gradient(inputs: Inputs) -> bool:
-    """`want_gradient`, as `torch.compile` can trace it."""
     bias, tensors = inputs.bias, [x for x in inputs if isinstance(x, Tensor)]
     if bias is not None:
         check_detached(bias.positions)
@@ -105,45 +104,31 @@ def check_others(inputs: Inputs, pattern: Pattern) -> None:
 def check_pattern(pattern: object) -> None:
     """Raise TypeError unless `pattern` is one."""
     if not isinstance(pattern, Pattern):
-        raise TypeError(
-            f"pattern={shown(pattern)} is a {type(pattern).__name__}; a dilkit.Pattern is needed, such as Pattern([2048], [1])"
-        )
+        needed = "a dilkit.Pattern is needed, such as Pattern([2048], [1])"
+        raise TypeError(f"pattern={shown(pattern)} is a {type(pattern).__name__}; {needed}")
 
 
 def _check_tensor(name: str, x: Tensor, query: Tensor) -> None:
-    """Raise TypeError or ValueError for a tensor that cannot be computed."""
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{name} is a {type(x).__name__}; a torch.Tensor is needed")
     if type(x) is not torch.Tensor:
-        not_distributed(name, x)
-    if x.dtype not in _DTYPES:
+        check_tensor(name, x)
+    if x.dtype not in TORCH_DTYPES:
         raise TypeError(f"{name} is {x.dtype}; one of {', '.join(DTYPES)} is needed")
     if x.layout is not torch.strided or x.is_nested:
-        what, way = (
-            ("is nested", "query, key and value may be nested together")
-            if x.is_nested
-            else (f"has layout {x.layout}", f"{name}.to_dense()")
-        )
+        way = "query, key and value may be nested together" if x.is_nested else f"{name}.to_dense()"
+        what = "is nested" if x.is_nested else f"has layout {x.layout}"
         raise TypeError(f"{name} {what}; a plain tensor, torch.strided, is needed ({way})")
     kind = query.device.type
     if x.device != query.device or (x.dtype != query.dtype and not (kind in AUTOCAST_KEYS and torch.is_autocast_enabled(kind))):
-        raise ValueError(
-            f"{name} is {x.dtype} on {x.device} but query {query.dtype} on {query.device}; make them equal with {name}.to(query)"
-        )
+        other = f"query {query.dtype} on {query.device}"
+        raise ValueError(f"{name} is {x.dtype} on {x.device} but {other}; make them equal with {name}.to(query)")
 
 
 def _check_mask(mask: Tensor, query: Tensor) -> None:
-    if not isinstance(mask, torch.Tensor):
-        raise TypeError(f"key_padding_mask is a {type(mask).__name__}; a bool torch.Tensor is needed")
-    if type(mask) is not torch.Tensor:
-        not_distributed("key_padding_mask", mask)
+    check_tensor("key_padding_mask", mask, "a bool torch.Tensor")
     if mask.layout is not torch.strided:
         raise TypeError(f"key_padding_mask has layout {mask.layout}; a plain tensor is needed (key_padding_mask.to_dense())")
     if mask.dtype != torch.bool:
-        raise TypeError(
-            f"key_padding_mask is {mask.dtype}; torch.bool is needed, True = ignored (mask == 0 of one that has 1 for tokens)"
-        )
-    if mask.dim() != 2 or mask.shape[0] != query.shape[0] or mask.shape[1] != query.shape[1]:
+        raise TypeError(f"key_padding_mask is {mask.dtype}; {BOOL_MASK}")
+    if mask.shape != query.shape[:2]:
         raise ValueError(f"key_padding_mask has shape {tuple(mask.shape)}; (batch, seq) = {tuple(query.shape[:2])} is needed")
-    if mask.device != query.device:
-        raise ValueError(f"key_padding_mask is on {mask.device} but query on {query.device}; move it with .to(query.device)")
+    check_device("key_padding_mask", mask, query)

@@ -39,10 +39,10 @@ _AUTOGRAD = torch._C.DispatchKey.AutogradOther
 
 
 def attend(inputs: Inputs, options: CallOptions, key: Hashable | None = None) -> tuple[Tensor, Tensor]:
-    """`(out, lse)` `(batch, heads, seq)`, differentiable; `key`: the `call_key` of the inputs, if it is known.
+    """Compute `(out, lse)` `(batch, heads, seq)`, differentiable; `key`: the `call_key` of the inputs, if it is known.
 
-    Raises TypeError or ValueError for tensors that do not fit each other. torch's dispatcher is left out where it has nothing to
-    do: for small problems it takes longer than the kernel.
+    Raises TypeError or ValueError for tensors that do not fit each other. torch's dispatcher, which takes longer than a small
+    problem's kernel, is left out where it has nothing to do.
     """
     if key is None and (torch.compiler.is_compiling() or (key := call_key(inputs)) is None):
         results: tuple[Tensor, Tensor] = forward_op(*forward_arguments(inputs, options))
@@ -66,7 +66,7 @@ def differentiate(dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, option
 
 
 class Differentiable(torch.autograd.Function):
-    """A call with its gradient. `torch.library.register_autograd` would take 40 microseconds more a call.
+    """A call with its gradient, 40 microseconds faster than `torch.library.register_autograd`.
 
     `prepared` is None where torch's dispatcher calls: then the operator computes, below autograd.
     """
@@ -107,9 +107,7 @@ class Differentiable(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> None:
-        raise RuntimeError(
-            "dilated_attention has no forward-mode derivative (jvp); use reverse mode: torch.autograd.grad or .backward()"
-        )
+        raise RuntimeError("dilated_attention has no forward-mode derivative (jvp); use torch.autograd.grad or .backward()")
 
 
 _record: Callable[..., tuple[Tensor, Tensor]] = super(torch.autograd.Function, Differentiable).apply
@@ -117,10 +115,9 @@ _record: Callable[..., tuple[Tensor, Tensor]] = super(torch.autograd.Function, D
 
 
 def learning(inputs: Inputs, options: CallOptions) -> CallOptions:
-    """Return the options of a call whose gradient is recorded, where the weights of a bias require one.
+    """Return the options of a call whose gradient is recorded, with that of a bias: vmap and traced graphs do not see it before.
 
-    They may lack it where the weights as they were seen required none: inside vmap, or in a graph traced without gradients.
-    Raises ValueError where the positions require one, which was not seen there either.
+    Raises ValueError where the positions require one.
     """
     form, bias = options.bias, inputs.bias
     if bias is None or form is None:
@@ -161,7 +158,9 @@ def compute(prepared: PreparedCall, inputs: Inputs, options: CallOptions) -> tup
 def compute_gradients(
     dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, options: CallOptions, key: Hashable | None = None
 ) -> tuple[Tensor, ...]:
-    """`differentiate` by the backend that the options name, or that suits; `key`: the `tensor_key` of all, if it is known."""
+    """Compute `differentiate` by the backend that the options name, or that suits; `key`: the `tensor_key` of all, if it is
+    known.
+    """
     tensors = dout, inputs, out, lse
     prepared = prepare(inputs, options, tensor_key(tensors) if key is None else key, (dout, out, lse))
     if (beyond := first_beyond(tensors, prepared.spans)) >= 0:
@@ -183,7 +182,6 @@ def compute_gradients(
 
 
 def _for_backend(prepared: PreparedCall, inputs: Inputs) -> Inputs:
-    """The inputs as a backend takes them."""
     if prepared.any_copied:
         inputs = inputs._replace(query=in_rows(inputs.query), key=in_rows(inputs.key), value=in_rows(inputs.value))
     if inputs.cu_seqlens is not None:
@@ -212,7 +210,7 @@ def _gradients(
 
 
 def _through_lse(dlse: Tensor, inputs: Inputs, lse: Tensor, options: CallOptions) -> tuple[Tensor, ...]:
-    """Gradients of all but value through `lse`, `dlse` and `lse` `(batch, heads, seq)`. Dropout leaves `lse` as it is."""
+    """Compute gradients of all but value through `lse`, `dlse` and `lse` `(batch, heads, seq)`. Dropout leaves `lse` as it is."""
     query, key = inputs.query, inputs.key
     inputs = inputs._replace(value=key.new_zeros(()).expand(key.shape), dropout=None)
     options = options._replace(dropout_p=0.0)

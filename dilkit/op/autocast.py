@@ -21,7 +21,7 @@ def without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
 
 
 def in_given_dtypes(function: F) -> F:
-    """`function`, which computes in the dtypes of its tensors, and of which an autocast takes nothing away."""
+    """Return `function`, computed in the dtypes of its tensors, without autocast."""
 
     @functools.wraps(function)
     def kept(*args: Any, **kwargs: Any) -> Any:

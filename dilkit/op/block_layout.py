@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dilkit.checks import not_distributed
+from dilkit.op.boundary import check_device, check_tensor
 
 if TYPE_CHECKING:
     from dilkit.pattern import Pattern
@@ -25,40 +25,31 @@ def check_layout(layout: Tensor | None, pattern: Pattern, query: Tensor, kv_head
     branch = pattern.given_blocks
     if branch is None:
         if layout is not None:
-            raise ValueError(
-                f"block_layout is given, but {pattern} has no branch for it; give it dilkit.BlockSparse(None, block_size)"
-            )
+            way = "give it dilkit.BlockSparse(None, block_size)"
+            raise ValueError(f"block_layout is given, but {pattern} has no branch for it; {way}")
         return
     if layout is None:
-        raise ValueError(
-            f"block_layout is missing: {branch.call()} of the pattern has no layout of its own. Calls of dilated_attention take "
-            "one; elsewhere give the branch its own, BlockSparse(layout, block_size)"
-        )
-    if not isinstance(layout, Tensor):
-        raise TypeError(f"block_layout is a {type(layout).__name__}; a torch.Tensor is needed, bools or the numbers of blocks")
-    not_distributed("block_layout", layout)
+        raise ValueError(f"block_layout is missing; give it, or {branch.call()} its own, BlockSparse(layout, block_size)")
+    check_tensor("block_layout", layout, "a torch.Tensor, bools or the numbers of blocks,")
     if layout.dtype is not torch.bool and layout.dtype not in _INTEGERS:
         raise TypeError(f"block_layout is {layout.dtype}; torch.bool, True = seen, or torch.int64, numbers of blocks, is needed")
     if layout.layout is not torch.strided or layout.is_nested:
         raise TypeError(f"block_layout has layout {layout.layout}; a plain tensor, torch.strided, is needed")
-    if layout.device != query.device:
-        raise ValueError(f"block_layout is on {layout.device} but query on {query.device}; move it there")
+    check_device("block_layout", layout, query)
     batch, seq, heads, _ = query.shape
     blocks = -(-seq // branch.unit)
     of_bools = layout.dtype is torch.bool
     of_heads, last = (heads, f"{blocks}") if of_bools else (kv_heads, "k")
     fits = layout.dim() == 4 and layout.shape[0] in (1, batch) and layout.shape[1] in (1, of_heads)
     if not fits or layout.shape[2] != blocks or (of_bools and layout.shape[3] != blocks):
-        raise ValueError(
-            f"block_layout has shape {tuple(layout.shape)}; ({batch} or 1, {of_heads} or 1, {blocks}, {last}) is "
-            f"needed: seq={seq} tokens are {blocks} blocks of {branch.unit}"
-        )
+        needed = f"({batch} or 1, {of_heads} or 1, {blocks}, {last}) is needed"
+        reason = f"seq={seq} tokens are {blocks} blocks of {branch.unit}"
+        raise ValueError(f"block_layout has shape {tuple(layout.shape)}; {needed}: {reason}")
 
 
 def check_choice(layout: Tensor, is_causal: bool) -> None:
-    """Raise ValueError for chosen blocks that are none, are there twice, or come after a query block under causality.
-
-    On a GPU nothing waits for its numbers: of wrong ones a later call says "device-side assert triggered".
+    """Raise ValueError for chosen blocks that are none, are there twice, or come after a query block under causality; a GPU fails
+    later.
     """
     if layout.dtype is torch.bool or not layout.numel():
         return
@@ -95,7 +86,7 @@ def as_bools(layout: Tensor, heads: int) -> Tensor:
 
 
 def with_layouts(pattern: Pattern, layout: Tensor, batch: int, heads: int, kv_heads: int) -> Iterator[Pattern]:
-    """For each sequence of a batch `pattern` with its layout: what calls without a kernel for given layouts go by."""
+    """Yield `pattern` with its layout for each sequence of a batch."""
     shard, layouts = pattern.head_shard, as_bools(layout, heads)
     for b in range(batch):
         blocks = layouts[b if len(layouts) > 1 else 0]

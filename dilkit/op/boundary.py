@@ -1,8 +1,7 @@
 """The boundary between torch and the kernels: what the tensors of a call must be before a kernel takes their addresses.
 
-Nothing about the tensors is taken for granted here. They may come from `torch.ops` directly, and those of a backward pass from
-`saved_tensors_hooks`. Whatever depends on shapes, strides, dtypes and devices alone is checked once (`prepared_call.py`); what is
-left for each call is that the memory of each tensor still is as large as its shape says (`check_room`).
+They may come from `torch.ops` directly, or from `saved_tensors_hooks`. Shapes, strides, dtypes and devices are checked once
+(`prepared_call.py`), and in each call that memory still is as large as they say (`check_room`).
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from dilkit.checks import not_distributed
 from dilkit.op._facts import first_beyond
 from dilkit.problem import DTYPES
 
@@ -25,20 +25,32 @@ MASK = "key_padding_mask"
 MOST_LIKELY_HEADS = 256
 """Twice as many as large models have."""
 
-_DTYPES = tuple(getattr(torch, name) for name in DTYPES)
+TORCH_DTYPES = tuple(getattr(torch, name) for name in DTYPES)
+
+
+def check_tensor(name: str, x: object, needed: str = "a torch.Tensor") -> Tensor:
+    """Return `x`. Raises TypeError for what is no tensor, and for a DTensor, whose shape is not that of its rows."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} is a {type(x).__name__}; {needed} is needed")
+    if type(x) is not Tensor:
+        not_distributed(name, x)
+    return x
+
+
+def check_device(name: str, x: Tensor, query: Tensor) -> None:
+    """Raise ValueError for a tensor on another device than `query`."""
+    if x.device != query.device:
+        raise ValueError(f"{name} is on {x.device} but query on {query.device}; move it with .to(query.device)")
 
 
 def check_tensors(names: Sequence[str], tensors: tuple[Tensor, ...]) -> None:
-    """Raise TypeError or ValueError, naming the tensor, unless shapes, dtypes and devices of a call's tensors fit.
-
-    `names` are `INPUTS` or `SAVED`; the mask may follow as one tensor more.
-    """
+    """Raise TypeError or ValueError, naming the tensor, unless those named `INPUTS` or `SAVED` fit; the mask may follow."""
     names = (*names, MASK)[: len(tensors)]
     by_name = dict(zip(names, tensors, strict=True))
     check_shapes(*(by_name[name].shape for name in INPUTS))
     hint = "" if "dout" not in by_name else "; with saved_tensors_hooks, unpacking must give back what was packed"
     first, dtype, device = names[0], tensors[0].dtype, tensors[0].device
-    if dtype not in _DTYPES:
+    if dtype not in TORCH_DTYPES:
         raise TypeError(f"{first} is {dtype}; one of {', '.join(DTYPES)} is needed")
     dtypes = {"lse": lse_dtype(dtype), MASK: torch.bool}
     query = by_name["query"].shape
@@ -49,13 +61,6 @@ def check_tensors(names: Sequence[str], tensors: tuple[Tensor, ...]) -> None:
             raise TypeError(f"{name} is {x.dtype} on {x.device}; {needed}{hint}")
         if x.shape != shapes.get(name, x.shape):
             raise ValueError(f"{name} has shape {tuple(x.shape)}; {tuple(shapes[name])} is needed{hint}")
-
-
-def check_there(names: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
-    """Raise TypeError, naming the tensor, for None, which torch hands to operators for a tensor that is undefined."""
-    for name, x in zip(names, tensors, strict=True):
-        if x is None:
-            raise TypeError(f"{name} is None; a tensor is needed")
 
 
 def check_shapes(query: torch.Size, key: torch.Size, value: torch.Size) -> None:
@@ -76,7 +81,7 @@ def check_shapes(query: torch.Size, key: torch.Size, value: torch.Size) -> None:
 
 
 def warn_of_many_heads(query: Tensor) -> None:
-    """Warn of a query that has more heads than any model, and fewer rows: its dimensions are likely to be in another order."""
+    """Warn of a query with more heads than any model, and fewer rows: its dimensions are likely to be in another order."""
     seq, heads = query.shape[1:3]
     if heads > max(MOST_LIKELY_HEADS, seq):
         warnings.warn(
@@ -110,9 +115,9 @@ def check_room(names: tuple[str, ...], tensors: tuple[Tensor, ...], spans: tuple
 
 def refuse_beyond(name: str, x: Tensor) -> NoReturn:
     """Raise the error on a tensor that reaches beyond its memory."""
+    place = f"shape {tuple(x.shape)}, strides {x.stride()}, offset {x.storage_offset()}"
     raise ValueError(
-        f"{name} has shape {tuple(x.shape)}, strides {x.stride()}, offset {x.storage_offset()}, "
-        f"beyond the {x.untyped_storage().nbytes()} bytes of its storage; was the storage resized?"
+        f"{name} has {place}, beyond the {x.untyped_storage().nbytes()} bytes of its storage; was the storage resized?"
     )
 
 
@@ -135,10 +140,8 @@ def check_returned(backend: str, returned: object, wanted: Mapping[str, Tensor],
     taken = {x.untyped_storage().data_ptr(): "an input" for x in inputs}
     for (name, want), x in zip(wanted.items(), results, strict=True):
         if (x.shape, x.dtype, x.device) != (want.shape, want.dtype, inputs[0].device):
-            raise ValueError(
-                f"backend {backend!r} returned {name} as {x.dtype} {tuple(x.shape)} on {x.device}; "
-                f"{want.dtype} {tuple(want.shape)} on {inputs[0].device} is needed"
-            )
+            needed = f"{want.dtype} {tuple(want.shape)} on {inputs[0].device} is needed"
+            raise ValueError(f"backend {backend!r} returned {name} as {x.dtype} {tuple(x.shape)} on {x.device}; {needed}")
         other = taken.setdefault(x.untyped_storage().data_ptr(), name)
         if other != name:
             raise ValueError(f"backend {backend!r} returned {name} in the memory of {other}; a tensor of its own is needed")

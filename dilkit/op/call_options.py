@@ -15,8 +15,9 @@ from dilkit.op.dropout import Dropout
 from dilkit.pattern import Pattern
 
 _FORMAT = "9"
-"""The first letter of every text: change it with `encode` and with what autograd does in `dilkit.op.attend`, because
-torch.compile keeps whole graphs on disk and finds them again by such constants."""
+"""The first letter of every text: change it with `encode` and with autograd in `dilkit.op.attend`, because torch.compile finds
+graphs on disk by such constants.
+"""
 _DIGITS = "01"
 
 FIRST = 5
@@ -28,9 +29,9 @@ Tensors = tuple[Tensor | None, ...]
 class CallOptions(NamedTuple):
     """All of a call that is no tensor: checked, hashable.
 
-    `requires_grad`: a backward pass may follow; else nothing is recorded. `backends`: names in order of preference, none for the
-    automatic choice. `softcap`: 0 for none. `bias`: the form of that of the inputs. `scale`: None for `head_dim ** -0.5`.
-    `max_seqlen`: of packed sequences, None where only `cu_seqlens` says it.
+    `requires_grad`: a backward pass may follow. `backends`: names in order of preference, none for the automatic choice.
+    `softcap`: 0 for none. `bias`: the form of that of the inputs. `scale`: None for `head_dim ** -0.5`. `max_seqlen`: of packed
+    sequences, or None.
     """
 
     pattern: Pattern
@@ -105,17 +106,11 @@ def forward_arguments(inputs: Inputs, options: CallOptions) -> tuple[Any, ...]:
 
 
 def forward_call(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    text: str,
-    cu_seqlens: Tensor | None = None,
-    max_seqlen: int | None = None,
-    *others: Tensor | None,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, text: str, *rest: Any
 ) -> tuple[Inputs, CallOptions]:
     """Return the call with these arguments of the forward operator."""
+    every: list[Any] = [*rest, *(None,) * (2 - len(rest))]
+    cu_seqlens, max_seqlen, *others = every
     options = decode(text)._replace(scale=scale, max_seqlen=max_seqlen)
     return unflat((query, key, value, mask, cu_seqlens, *others), options), options
 

@@ -3,9 +3,9 @@
     words = philox(key: seed,  counter: j // 4, i, batch, head)        Philox 4x32 of 7 rounds: four words of 32 bits
     kept[batch, head, i, j] = words[j % 4] >= round(p * 2 ** 32)
 
-The p that holds is that multiple of 2 ** -32, also in the factor of the weights that are kept: their expectation is the weight.
-So forward and backward passes, backends, instruction sets, threads and ranks agree without a mask in memory. Seven rounds are the
-fewest that pass the tests of randomness of BigCrush (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011).
+The p that holds is that multiple of 2 ** -32, also in the factor of the weights that are kept. So passes, backends, instruction
+sets, threads and ranks agree without a mask in memory. Seven rounds are the fewest that pass BigCrush (Salmon et al., Parallel
+random numbers: as easy as 1, 2, 3, 2011).
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from torch.fx import traceback as fx_traceback
 from torch.utils.checkpoint import CheckpointPolicy
 
 from dilkit.device import capturing
-from dilkit.op.boundary import check_memory
+from dilkit.op.boundary import check_memory, check_tensor
 from dilkit.op.schema import library
 from dilkit.problem import Problem
 
 PLACES = 5
-"""Numbers of a line of `Dropout.places`."""
 
 _ROUNDS = 7
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
@@ -39,9 +38,8 @@ class Dropout(NamedTuple):
     """The weights of a call that are dropped, each with the probability `p`; the others are multiplied by `1 / (1 - p)`.
 
     `seed`: int64 `()` on the CPU, as it was drawn; for a backend its number. `first_batch`, `first_head`: the numbers of the
-    first sequence and query head of the tensors. `places`, in place of both, int64 `(batch, 5)`, contiguous, on the CPU: of each
-    element of the batch the numbers of its sequence, its first head, its first query and its first key, and the step from row to
-    row of queries and keys.
+    first sequence and query head of the tensors. `places`, in place of both, int64 `(batch, 5)`, contiguous, on the CPU: for each
+    element of the batch its sequence, first head, first query and first key, and the step from row to row.
     """
 
     p: float
@@ -52,8 +50,8 @@ class Dropout(NamedTuple):
 
     @property
     def threshold(self) -> int:
-        """Words below it drop their weight."""
-        return threshold_of(self.p)
+        """Words below it drop their weight: `p` in units of 2 ** -32."""
+        return round(self.p * 2**32)
 
     @property
     def factor(self) -> float:
@@ -79,14 +77,8 @@ class Dropout(NamedTuple):
     def _lines(self, batch: int) -> Tensor:
         if self.places is not None:
             return self.places
-        lines = torch.tensor([0, self.first_head, 0, 0, 1], device="cpu").repeat(batch, 1)
-        lines[:, 0] = torch.arange(self.first_batch, self.first_batch + batch, device="cpu")
-        return lines
-
-
-def threshold_of(p: float) -> int:
-    """The word below which weights are dropped: `p` in units of 2 ** -32, of a p that `dilkit.checks.probability` lets pass."""
-    return round(p * 2**32)
+        lines = [[self.first_batch + b, self.first_head, 0, 0, 1] for b in range(batch)]
+        return torch.tensor(lines, dtype=torch.int64, device="cpu").view(-1, PLACES)
 
 
 def philox(counter: Words, seed: int) -> Words:
@@ -126,10 +118,8 @@ def _check_budget(of_region: float | None) -> None:
     from torch._functorch import config
 
     if torch.is_grad_enabled() and (config.activation_memory_budget if of_region is None else of_region) == 0:
-        raise ValueError(
-            "activation_memory_budget=0 has the backward pass draw other dropped weights than the forward pass; take more than "
-            "0, such as 0.01, or torch.utils.checkpoint, or dropout_p=0"
-        )
+        way = "take more than 0, such as 0.01, or torch.utils.checkpoint, or dropout_p=0"
+        raise ValueError(f"activation_memory_budget=0 has the backward pass drop other weights than the forward pass; {way}")
 
 
 library.define("saved_seed(Tensor seed) -> Tensor")
@@ -150,16 +140,13 @@ def dropout_of(problem: Problem, drawn: Dropout | None) -> Dropout | None:
     if places is not None:
         _check_int64("dropout_places", places, (problem.batch, PLACES), "a line for each element of the batch")
     if problem.device.type == "cuda" and capturing(torch.device("cuda", problem.device.index)):
-        raise RuntimeError(
-            "dropout_p > 0 while a CUDA graph is captured: every replay would drop the same weights; use dropout_p=0"
-        )
+        raise RuntimeError("dropout_p > 0 in a CUDA graph: every replay would drop the same weights; use dropout_p=0")
     assert seed is not None
     return Dropout(problem.dropout_p, int(seed), first_head=problem.first_head, places=places)
 
 
-def _check_int64(name: str, x: object, shape: tuple[int, ...], way: str) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} is a {type(x).__name__}; an int64 torch.Tensor {shape} on the CPU is needed ({way})")
+def _check_int64(name: str, given: object, shape: tuple[int, ...], way: str) -> None:
+    x = check_tensor(name, given, f"an int64 torch.Tensor {shape} on the CPU ({way})")
     if x.dtype != torch.int64 or x.device.type != "cpu" or x.shape != shape or not x.is_contiguous():
         actual = f"{x.dtype} {tuple(x.shape)} on {x.device}"
         raise ValueError(f"{name} is {actual}; torch.int64 {shape} on the CPU, contiguous, is needed ({way})")

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,9 +20,10 @@ from dilkit.decoding._tables import LastRows, last_rows_of
 from dilkit.decoding.layout import check_no_gradient
 from dilkit.decoding.protocol import DecodingBackend, Step, decoding_backend
 from dilkit.inputs import Inputs
+from dilkit.op import boundary
 from dilkit.op._facts import tensor_key, undispatched
 from dilkit.op.autocast import in_given_dtypes
-from dilkit.op.boundary import check_returned, check_room, empty_outputs, lse_dtype, span
+from dilkit.op.boundary import TORCH_DTYPES, check_returned, check_tensor, empty_outputs, lse_dtype
 from dilkit.op.call_options import CallOptions, decode, encode
 from dilkit.op.overlap import check_places, check_written
 from dilkit.op.schema import library
@@ -38,21 +38,9 @@ library.define(
 )
 last_rows_op = torch.ops.dilkit.last_rows.default
 
-_DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 _WRITTEN = "k_cache", "v_cache"
 _NAMES = "query", *_WRITTEN, "cache_seqlens", "key", "value", "sink", "bias", "positions"
 """The tensors of a call, of which those after `cache_seqlens` may be None."""
-
-NewRows = tuple[Tensor, Tensor] | None
-"""Keys and values that are appended."""
-
-
-class OfOneRow(NamedTuple):
-    """A step of one row of each sequence over caches, and what says what it sees."""
-
-    backend: DecodingBackend
-    problem: Problem
-    rows: LastRows
 
 
 @dataclass(frozen=True)
@@ -65,11 +53,10 @@ class PreparedLastRows:
     spans: tuple[int, ...]
     """Of each tensor, the bytes from its first element to the end of its last."""
     foreign: bool
-    """Whether the backend is none of dilkit's own."""
     of_some_lengths: bool
     """Whether the pattern may not be for sequences of every length."""
-    of_one_row: OfOneRow | None
-    """None for calls of other rows, and where the pattern shows no spans, or the backend has no steps."""
+    step: tuple[DecodingBackend, Problem, LastRows] | None
+    """A step of one row of each sequence; None for calls of other rows, patterns without spans, and backends without steps."""
 
 
 def check_tensors(query: object, k_cache: object, v_cache: object, key: object, value: object, cache_seqlens: object) -> None:
@@ -93,7 +80,6 @@ class _Fitting:
 
 
 def _fitting(names: tuple[str, ...], given: tuple[Any, ...]) -> _Fitting:
-    """Raises as `check_tensors`."""
     arguments = dict(zip(names, given, strict=True))
     tensors = {name: _checked(name, x) for name, x in arguments.items() if name != "cache_seqlens"}
     first, caches = tensors["query"], tensors["k_cache"]
@@ -105,9 +91,8 @@ def _fitting(names: tuple[str, ...], given: tuple[Any, ...]) -> _Fitting:
         needed = f"({batch}, capacity, a divisor of {heads}, {dim})"
         raise ValueError(f"k_cache has shape {tuple(caches.shape)}; {needed} is needed beside query {tuple(first.shape)}")
     if tensors["v_cache"].shape != caches.shape:
-        raise ValueError(
-            f"v_cache has shape {tuple(tensors['v_cache'].shape)} and k_cache {tuple(caches.shape)}; make them equal"
-        )
+        shapes = tuple(tensors["v_cache"].shape), tuple(caches.shape)
+        raise ValueError("v_cache has shape {} and k_cache {}; make them equal".format(*shapes))
     for name in ("key", "value"):
         wanted = (batch, tensors["key"].shape[1], *caches.shape[2:]) if name in tensors else ()
         if name in tensors and tensors[name].shape != wanted:
@@ -116,10 +101,9 @@ def _fitting(names: tuple[str, ...], given: tuple[Any, ...]) -> _Fitting:
     return _Fitting()
 
 
-def _checked(name: str, x: object) -> Tensor:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} is a {type(x).__name__}; a torch.Tensor is needed")
-    if x.dtype not in _DTYPES or x.layout is not torch.strided:
+def _checked(name: str, given: object) -> Tensor:
+    x = check_tensor(name, given)
+    if x.dtype not in TORCH_DTYPES or x.layout is not torch.strided:
         raise TypeError(f"{name} is {x.dtype}, {x.layout}; a plain tensor of {', '.join(DTYPES)} is needed")
     if x.dim() != 4:
         raise ValueError(f"{name} has shape {tuple(x.shape)}; (batch, rows, heads, head_dim) is needed")
@@ -128,17 +112,13 @@ def _checked(name: str, x: object) -> Tensor:
     return x
 
 
-def _check_lengths_tensor(cache_seqlens: object, query: Tensor) -> None:
-    if not isinstance(cache_seqlens, Tensor):
-        raise TypeError(f"cache_seqlens is a {type(cache_seqlens).__name__}; an int32 torch.Tensor (batch,) is needed")
-    if cache_seqlens.dtype != torch.int32:
-        raise TypeError(f"cache_seqlens is {cache_seqlens.dtype}; torch.int32 is needed (cache_seqlens.int())")
-    if cache_seqlens.shape != query.shape[:1]:
-        raise ValueError(f"cache_seqlens has shape {tuple(cache_seqlens.shape)}; (batch,) = ({query.shape[0]},) is needed")
-    if cache_seqlens.device != query.device:
-        raise ValueError(
-            f"cache_seqlens is on {cache_seqlens.device} but query on {query.device}; move it with .to(query.device)"
-        )
+def _check_lengths_tensor(given: object, query: Tensor) -> None:
+    lengths = check_tensor("cache_seqlens", given, "an int32 torch.Tensor (batch,)")
+    if lengths.dtype != torch.int32:
+        raise TypeError(f"cache_seqlens is {lengths.dtype}; torch.int32 is needed (cache_seqlens.int())")
+    if lengths.shape != query.shape[:1]:
+        raise ValueError(f"cache_seqlens has shape {tuple(lengths.shape)}; (batch,) = ({query.shape[0]},) is needed")
+    boundary.check_device("cache_seqlens", lengths, query)
 
 
 def _check_lengths(cache_seqlens: Tensor, new: int, rows: int, capacity: int) -> list[int]:
@@ -146,15 +126,11 @@ def _check_lengths(cache_seqlens: Tensor, new: int, rows: int, capacity: int) ->
     before = cache_seqlens.tolist()
     for b, length in enumerate(before):
         if length < 0 or length + new > capacity:
-            raise ValueError(
-                f"cache_seqlens[{b}]={length} and {new} new rows: from 0 to the capacity {capacity} of k_cache is needed in all; "
-                "make a larger cache"
-            )
+            needed = f"0 to the capacity {capacity} of k_cache are needed in all; make a larger cache"
+            raise ValueError(f"cache_seqlens[{b}]={length} and {new} new rows: {needed}")
         if length + new < rows:
-            raise ValueError(
-                f"cache_seqlens[{b}]={length} and {new} new rows are fewer than the {rows} rows of query; "
-                "the keys of all of them are needed (key=, value=)"
-            )
+            way = "the keys of all are needed (key=, value=)"
+            raise ValueError(f"cache_seqlens[{b}]={length} and {new} new rows are fewer than the {rows} of query; {way}")
     return [length + new for length in before]
 
 
@@ -168,7 +144,7 @@ def last_rows(
     options: CallOptions,
     *others: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """`last_rows_op` of tensors that are checked and want no gradient, without torch's dispatcher if it has nothing to do.
+    """Call `last_rows_op` with tensors that are checked and want no gradient, without torch's dispatcher if it has nothing to do.
 
     `others`: the sink, weights and positions of a bias.
     """
@@ -182,7 +158,6 @@ def last_rows(
 def _last_rows(
     query: Tensor, k_cache: Tensor, v_cache: Tensor, key: Any, value: Any, lengths: Tensor, scale: float, text: str, *others: Any
 ) -> tuple[Tensor, Tensor]:
-    """The kernel of the operator."""
     check_tensors(query, k_cache, v_cache, key, value, lengths)
     check_no_gradient(query, k_cache, v_cache, key, value, *others)
     return _attend(query, k_cache, v_cache, key, value, lengths, decode(text)._replace(scale=scale), *others)
@@ -204,11 +179,11 @@ def _attend(
     """`(out, lse)` of the rows of `query`, after `key` and `value` were appended; raises before anything is changed."""
     every = query, k_cache, v_cache, cache_seqlens, key, value, sink, bias, positions
     tensors = tuple([x for x in every if x is not None])
-    names = _named(tuple([x is not None for x in every]))
+    names = tuple([name for name, x in zip(_NAMES, every, strict=True) if x is not None])
     backends = options.backends or requested_backends()
     facts = "last rows", state(), backends, names, tensor_key(tensors), options
     prepared = plan.cached(facts, _prepare, names, tensors, backends, options)
-    check_room(names, tensors, prepared.spans)
+    boundary.check_room(names, tensors, prepared.spans)
     new = 0 if key is None else key.shape[1]
     lengths = _check_lengths(cache_seqlens, new, query.shape[1], k_cache.shape[1])
     if new:
@@ -217,10 +192,9 @@ def _attend(
         prepared.problem.pattern.check_seq(length)
     form = prepared.problem.bias
     scores = None if form is None or bias is None else LoweredBias(form, bias, positions)
-    if prepared.of_one_row is not None:
+    if prepared.step is not None:
         rows = None if key is None or value is None or new == 0 else (key, value)
-        inputs = Inputs(query, k_cache, v_cache, bias=scores)
-        return _attend_stored(prepared, prepared.of_one_row, inputs, rows, lengths, sink)
+        return _attend_stored(prepared, Inputs(query, k_cache, v_cache, bias=scores), rows, lengths, sink)
     if key is not None and value is not None:
         _append(k_cache, key, cache_seqlens)
         _append(v_cache, value, cache_seqlens)
@@ -233,32 +207,24 @@ def _attend(
     return out, lse
 
 
-@cache
-def _named(given: tuple[bool, ...]) -> tuple[str, ...]:
-    """The names of those tensors that are given."""
-    return tuple(name for name, there in zip(_NAMES, given, strict=True) if there)
-
-
 def _attend_stored(
-    prepared: PreparedLastRows, step: OfOneRow, inputs: Inputs, new: NewRows, lengths: list[int], sink: Tensor | None
+    prepared: PreparedLastRows, inputs: Inputs, new: tuple[Tensor, Tensor] | None, lengths: list[int], sink: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The same of one row of each sequence, which is `new` or not, in one step; sequences are then so long."""
-    query, caches = inputs.query, (inputs.key, inputs.value)
-    tables = step.rows.tables(lengths, new is not None)
+    """Compute the same for one row of each sequence, `new` or not, in one step; sequences are then so long."""
+    assert prepared.step is not None
+    (backend, problem, rows), query, caches = prepared.step, inputs.query, (inputs.key, inputs.value)
+    tables = rows.tables(lengths, new is not None)
     logits = None if sink is None else sink.detach().to(lse_dtype(query.dtype)).contiguous()
     key, value = (None, None) if new is None else new
     for written in caches if new is not None else ():
         increment_version(written)  # autograd may have kept it for a backward pass, and a kernel's writing is not seen
-    returned = step.backend.attend_stored(
-        Step(query, caches, *tables, key, value, logits, inputs.bias, by_position=True), step.problem
-    )
+    returned = backend.attend_stored(Step(query, caches, *tables, key, value, logits, inputs.bias, by_position=True), problem)
     return _checked_results(prepared, returned, query, (query, *caches))
 
 
 def _checked_results(
     prepared: PreparedLastRows, returned: tuple[Tensor, ...], query: Tensor, tensors: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor]:
-    """What a backend returned; that of another package is held against what is needed."""
     if prepared.foreign:
         wanted = dict(zip(("out", "lse"), empty_outputs(query), strict=True))
         returned = check_returned(prepared.backend.name, returned, wanted, tensors)
@@ -269,7 +235,6 @@ def _checked_results(
 def _prepare(
     names: tuple[str, ...], tensors: tuple[Tensor, ...], asked: tuple[str, ...], options: CallOptions
 ) -> PreparedLastRows:
-    """Raises what a call with such tensors raises, whatever is in them."""
     by_name = dict(zip(names, tensors, strict=True))
     query, k_cache = by_name["query"], by_name["k_cache"]
     pattern, bias = options.pattern, options.bias
@@ -278,19 +243,19 @@ def _prepare(
     check_bias(bias, by_name.get("bias"), by_name.get("positions"), query, k_cache.shape[1])
     if "key" in by_name and by_name["key"].shape[1]:
         check_places(_WRITTEN, by_name)
-    spans = tuple(map(span, by_name.values()))
+    spans = tuple(map(boundary.span, by_name.values()))
     scores: dict[str, Any] = dict(scale=options.scale, softcap=options.softcap, bias=bias)
     last_rows = Problem.of(query, k_cache, pattern, is_causal=True, kv_cache=True, **scores)
     problem = replace(last_rows, seq=k_cache.shape[1])
     backend = select(problem, requested_backends(asked or None))
     foreign = not type(backend).__module__.startswith("dilkit.backends.")
-    nbytes, step = len(pattern.to_json()) + plan.ENTRY_BYTES, _of_one_row(by_name, problem, backend)
+    nbytes, step = len(pattern.to_json()) + plan.ENTRY_BYTES, _step(by_name, problem, backend)
     lengths = not pattern.only_segments and query.shape[1] > 0
     return PreparedLastRows(backend, problem, nbytes, spans, foreign, lengths, step)
 
 
-def _of_one_row(given: Mapping[str, Tensor], problem: Problem, backend: Backend) -> OfOneRow | None:
-    """A step of one row over a cache, if the backend takes it and the pattern shows spans in sequences of any length."""
+def _step(given: Mapping[str, Tensor], problem: Problem, backend: Backend) -> tuple[DecodingBackend, Problem, LastRows] | None:
+    """Return a step of one row over a cache, if the backend takes it and the pattern shows spans in sequences of any length."""
     caches = [given[name] for name in _WRITTEN]
     step = replace(problem, seq=1, kv_cache=False, stored=problem.dtype)
     news = given["key"].shape[1] if "key" in given else 0
@@ -300,20 +265,16 @@ def _of_one_row(given: Mapping[str, Tensor], problem: Problem, backend: Backend)
         return None
     strides = caches[0].stride()[:3], caches[1].stride()[:3]
     rows = last_rows_of(problem.forms, problem.heads // problem.kv_heads, problem.kv_heads, strides)
-    return None if rows is None else OfOneRow(decoding_backend(backend), step, rows)
+    return None if rows is None else (decoding_backend(backend), step, rows)
 
 
 def _append(cache: Tensor, rows: Tensor, lengths: Tensor) -> None:
-    """Write `rows` of each sequence into the cache, from its length on."""
     places = lengths.long()[:, None] + torch.arange(rows.shape[1], device=rows.device)
     cache[torch.arange(len(lengths), device=rows.device)[:, None], places] = rows
 
 
 def _refuse_vmap(*_: Any) -> Any:
-    raise RuntimeError(
-        "dilated_attention_with_kvcache does not support vmap, under which it would write to a part of a cache; make the mapped "
-        "dimension a part of the batch"
-    )
+    raise RuntimeError("dilated_attention_with_kvcache does not support vmap; make the mapped dimension a part of the batch")
 
 
 library.impl("last_rows", _last_rows, "CompositeExplicitAutograd")

@@ -30,7 +30,6 @@ _SHARED = ("bias", "sink")
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """The kernel of the forward operator."""
     inputs, options = forward_call(*arguments)
     return compute(prepare(inputs, options, tensor_key(inputs)), inputs, options)
 
@@ -44,22 +43,19 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _fake_forward(query: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    _check_meta((query, *others[:3]))
+    _check_meta((query, *others[:3]), others)
     return boundary.empty_outputs(query)
 
 
-def _check_meta(tensors: tuple[Tensor | None, ...]) -> None:
-    """Raise ValueError where some of the tensors have memory and others are meta: the results would be of no tensor."""
-    if len({x.is_meta for x in tensors if x is not None}) > 1:
-        raise ValueError(
-            "some tensors of the call are on device meta and others are not; with saved_tensors_hooks, unpacking "
-            "must give back what was packed"
-        )
+def _check_meta(tensors: tuple[Tensor | None, ...], others: tuple[Any, ...]) -> None:
+    kinds = {x.is_meta for x in tensors if x is not None}
+    if len(kinds) > 1 or (kinds == {False} and any(isinstance(x, Tensor) and x.is_meta for x in others)):
+        raise ValueError("only some tensors of the call are on device meta; saved_tensors_hooks must give back what was packed")
 
 
 def _fake_backward(*arguments: Any) -> tuple[Tensor, ...]:
     dout, inputs, out, lse, _ = backward_call(*arguments)
-    _check_meta((dout, *inputs[:4], out, lse))
+    _check_meta((dout, *inputs[:4], out, lse), arguments)
     tensors = dict(zip(TENSORS, flat(inputs), strict=True))
     wanted = [tensors[name] if name in ("query", "key", "value", *inputs.learned) else None for name in GRADIENTS]
     return tuple(lse.new_empty(0) if x is None else x.new_empty(x.shape) for x in wanted)
@@ -75,9 +71,7 @@ class DifferentiableOnce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> None:
-        raise RuntimeError(
-            "dilated_attention can be differentiated once only: double backward (create_graph=True) is not supported"
-        )
+        raise RuntimeError("dilated_attention can be differentiated once only: create_graph=True is not supported")
 
 
 def autograd(op: Any, record: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,9 +82,7 @@ def autograd(op: Any, record: Callable[..., Any]) -> Callable[..., Any]:
             with torch._C._AutoDispatchBelowAutograd():
                 return op(*inputs)
         if torch._C._are_functorch_transforms_active():
-            raise RuntimeError(
-                "dilated_attention does not support torch.func.grad, vjp and jvp; use torch.autograd.grad or .backward()"
-            )
+            raise RuntimeError("dilated_attention does not support torch.func.grad, vjp and jvp; use torch.autograd.grad")
         return record(*inputs)
 
     return kernel
@@ -101,38 +93,26 @@ def _record_forward(*arguments: Any) -> Any:
     return Differentiable.apply(None, learning(inputs, options), *flat(inputs))  # type: ignore[no-untyped-call]
 
 
-def _autocast_forward(device: str) -> Callable[..., Any]:
-    """The autocast rule of the forward operator: it computes in the autocast dtype; fp64 stays fp64, as elsewhere in torch."""
+def _autocast(op: Any, count: int, device: str) -> Callable[..., Any]:
+    """Return the autocast rule of `op`: its first `count` tensors take autocast's dtype, or fp64, and within none holds."""
 
-    def kernel(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> Any:
-        double = any(x.dtype == torch.float64 for x in (query, key, value))
+    def kernel(*arguments: Any) -> Any:
+        double = any(x.dtype == torch.float64 for x in arguments[:count])
         dtype = torch.float64 if double else torch.get_autocast_dtype(device)
         with torch.autocast(device, enabled=False):
-            return forward_op(query.to(dtype), key.to(dtype), value.to(dtype), *others)
-
-    return kernel
-
-
-def _autocast_backward(device: str) -> Callable[..., Any]:
-    """The autocast rule of the backward operator: no autocast in a backend's matmuls, so that dtypes are the forward's."""
-
-    def kernel(*inputs: Any) -> Any:
-        with torch.autocast(device, enabled=False):
-            return backward_op(*inputs)
+            return op(*(x.to(dtype) for x in arguments[:count]), *arguments[count:])
 
     return kernel
 
 
 def _vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
-    """The vmap rule: the mapped dimension becomes part of the batch. With tensors that do not allow it, elements are calls."""
+    """The vmap rule: the mapped dimension becomes part of the batch, or elements are calls where tensors do not allow it."""
     inputs, options = forward_call(*arguments)
     tensors, size = flat(inputs), info.batch_size
     dims = (*in_dims[:4], *in_dims[6:7], *in_dims[8:], *(None,) * len(TENSORS))  # without scale, text and max_seqlen
     if inputs.dropout is not None:
-        raise RuntimeError(
-            "dilated_attention does not support vmap with dropout_p > 0: which weights are dropped depends on their place in the "
-            "batch; make the mapped dimension a part of the batch, or use dropout_p=0"
-        )
+        reason = "it goes by the place in the batch; make the mapped dimension a part of the batch"
+        raise RuntimeError(f"dilated_attention does not support vmap with dropout_p > 0: {reason}, or use dropout_p=0")
     if inputs.block_layout is not None:
         raise RuntimeError("dilated_attention does not support vmap with a block_layout; make the mapped dimension a batch")
 
@@ -161,8 +141,8 @@ library.impl("dilated_attention_backward", _backward, "CompositeExplicitAutograd
 library.impl("dilated_attention", autograd(forward_op, _record_forward), "Autograd")
 library.impl("dilated_attention_backward", autograd(backward_op, DifferentiableOnce.apply), "Autograd")
 for _device, _dispatch_key in AUTOCAST_KEYS.items():
-    library.impl("dilated_attention", _autocast_forward(_device), _dispatch_key)
-    library.impl("dilated_attention_backward", _autocast_backward(_device), _dispatch_key)
+    library.impl("dilated_attention", _autocast(forward_op, 3, _device), _dispatch_key)
+    library.impl("dilated_attention_backward", _autocast(backward_op, 0, _device), _dispatch_key)
 torch.library.register_fake("dilkit::dilated_attention", _fake_forward, lib=library)
 torch.library.register_fake("dilkit::dilated_attention_backward", _fake_backward, lib=library)
 torch.library.register_vmap("dilkit::dilated_attention", _vmap, lib=library)

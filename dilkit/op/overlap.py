@@ -2,8 +2,7 @@
 
     bytes of a tensor    address + i_0 * step_0 + ... + i_n * step_n        0 <= i_d < size_d, the last step a byte
 
-Two tensors share one if a sum of multiples of their steps is the distance of their addresses. That is asked only where their
-spans overlap, as those of keys and values that lie side by side in one tensor do.
+Two tensors share one if a sum of multiples of their steps is the distance of their addresses, asked only where spans overlap.
 """
 
 from __future__ import annotations
@@ -29,17 +28,12 @@ def check_places(names: Sequence[str], tensors: Mapping[str, Tensor]) -> None:
     for name in names:
         x = tensors[name]
         if overlaps_itself(x.shape, x.stride()):
-            raise ValueError(
-                f"{name} has shape {tuple(x.shape)} and strides {x.stride()}, with several elements in one place, and is "
-                f"written; each needs memory of its own ({name}.contiguous())"
-            )
+            place = f"shape {tuple(x.shape)} and strides {x.stride()}, with several elements in one place"
+            raise ValueError(f"{name} has {place}, and is written; {name}.contiguous() is needed")
 
 
 def check_written(written: Sequence[str], names: tuple[str, ...], tensors: tuple[Tensor, ...], spans: tuple[int, ...]) -> None:
-    """Raise ValueError, naming the tensor, where one of `written` shares memory with another of `names`, or is not to be written.
-
-    `spans`: of each tensor, the bytes from its first element to the end of its last.
-    """
+    """Raise ValueError where a tensor of `written` shares memory with another of `names`, or is not to be written."""
     places = [names.index(name) for name in written]
     for name, place in zip(written, places, strict=True):
         if tensors[place].is_inference() and not torch.is_inference_mode_enabled():
@@ -52,20 +46,19 @@ def check_written(written: Sequence[str], names: tuple[str, ...], tensors: tuple
 
 @lru_cache(maxsize=256)
 def overlaps_itself(shape: torch.Size, strides: tuple[int, ...]) -> bool:
-    """Whether two elements are in one place, or may be: where a step is no longer than all that lies within it."""
+    """True if two elements are in one place, or may be: where a step is no longer than all that lies within it."""
     dims = sorted((step, size) for size, step in zip(shape, strides, strict=True) if size > 1)
     inner = accumulate(((size - 1) * step for step, size in dims), initial=0)
     return 0 not in shape and any(step <= within for (step, _), within in zip(dims, inner, strict=False))
 
 
 def share_memory(a: Tensor, b: Tensor) -> bool:
-    """Whether a byte of `a` is one of `b`, neither of them empty; also said where that takes too long to find out."""
+    """True if a byte of `a` is one of `b`, neither of them empty, or if that takes too long to find out."""
     return _meet(b.data_ptr() - a.data_ptr(), *((x.shape, x.stride(), x.itemsize) for x in (a, b)))
 
 
 @lru_cache(maxsize=256)
 def _meet(distance: int, a: _Extents, b: _Extents) -> bool:
-    """`share_memory` of tensors laid out so: whether a sum of multiples of their steps is the distance from `a` to `b`."""
     factors: dict[int, tuple[int, int]] = {}  # of each step, from the least to the largest
     for (shape, strides, itemsize), sign in ((a, 1), (b, -1)):
         for size, step in ((itemsize, 1), *zip(shape, (stride * itemsize for stride in strides), strict=True)):

@@ -1,4 +1,4 @@
-"""What is worked out once for all calls with the same facts: tensors checked, a backend chosen, and what its results lack."""
+"""The facts that calls with equal tensors share: tensors checked, a backend chosen, and what its results lack."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from dilkit import plan
 from dilkit.backend import Backend
-from dilkit.device import probe
 from dilkit.inputs import Inputs
 from dilkit.op import boundary, sequences
 from dilkit.op.arguments import check_inputs, check_others
@@ -31,14 +30,12 @@ Results = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class PreparedCall:
-    """What was chosen and worked out for calls with the same facts.
+    """The choice and the checks of calls with the same facts.
 
-    `problem` holds what the backend encoded of it. `foreign`: the backend is none of dilkit's own. `gradients`: names of those
-    that a backward pass returns. `names`, `spans`: of each tensor, and the bytes from its first element to the end of its last.
-    `width`: how many of `TENSORS` there are up to the last that is given. `any_copied`: the backend needs copies of tensors whose
-    last dimension is not contiguous. `zero_keys`: those that rows see at the end of the forward pass, if any do. `is_plain`: the
-    backend takes the inputs as they are, and returns the results. `backward_options`: those of the backward pass, which may run
-    in another thread and outside of `use_backend`: they name the backends that the forward pass asked for.
+    `foreign`: the backend is none of dilkit's own. `gradients`: names of those that a backward pass returns. `names`, `spans`: of
+    each tensor, and the bytes from its first element to the end of its last. `width`: `TENSORS` up to the last that is given.
+    `any_copied`: the backend needs copies of tensors whose last dimension is not contiguous. `is_plain`: it takes the inputs as
+    they are, and returns the results. `backward_options`: those of the backward pass, which may run outside of `use_backend`.
     """
 
     backend: Backend
@@ -60,7 +57,7 @@ def prepare(
 ) -> PreparedCall:
     """Return what the pattern cache has for these tensors: one look-up by their `key`, shapes, strides, dtypes and devices.
 
-    `from_public`: a public function calls, whose tensors are checked as it says. An operator takes any strides.
+    `from_public`: tensors are checked as a public function says. An operator takes any strides.
     """
     moment = state()
     if inputs.cu_seqlens is not None:
@@ -71,7 +68,6 @@ def prepare(
 
 
 def _made(moment: State, inputs: Inputs, options: CallOptions, results: Results | None, from_public: bool) -> PreparedCall:
-    """Check the tensors, and choose the backend: one of those that the call requests, else of those that held at that moment."""
     query, key, value, *_ = inputs
     pattern, is_causal, backends = options.pattern, options.is_causal, options.backends
     default = () if backends else requested_at(moment)
@@ -116,38 +112,21 @@ def _made(moment: State, inputs: Inputs, options: CallOptions, results: Results 
 
 
 def _problem(inputs: Inputs, options: CallOptions) -> Problem:
-    query = inputs.query
-    batch, seq, heads, head_dim = query.shape
     longest = 0 if inputs.cu_seqlens is None else options.max_seqlen or 0
-    flags: dict[str, Any] = {name: getattr(inputs, name) is not None for name in _FLAGS}
-    return Problem(
-        pattern=options.pattern,
-        batch=batch,
-        seq=longest or seq,
-        heads=heads,
-        kv_heads=inputs.key.shape[2],
-        head_dim=head_dim,
-        dtype=str(query.dtype).removeprefix("torch."),
-        device=probe(query.device.type, query.device.index or 0),
-        is_causal=options.is_causal,
-        **flags,
-        requires_grad=options.requires_grad,
-        varlen=longest > 0,
-        dropout_p=options.dropout_p,
-        softcap=options.softcap,
-        bias=options.bias,
-        scale=options.factor(query),
-    )
+    facts: dict[str, Any] = {name: getattr(inputs, name) is not None for name in _FLAGS}
+    facts |= {name: getattr(options, name) for name in ("is_causal", "requires_grad", "dropout_p", "softcap", "bias")}
+    facts |= dict(seq=longest or inputs.query.shape[1], varlen=longest > 0, scale=options.factor(inputs.query))
+    return Problem.of(inputs.query, inputs.key, options.pattern, **facts)
 
 
 def _check(inputs: Inputs, pattern: Pattern, core: tuple[Tensor, ...], from_public: bool) -> None:
-    """Raise TypeError or ValueError for tensors that do not fit each other; `core`: those named in `INPUTS` or `SAVED`."""
     query, key, value, mask, *_ = inputs
     names = boundary.INPUTS if len(core) == len(boundary.INPUTS) else boundary.SAVED
     if from_public:
         check_inputs(inputs, pattern)
     else:
-        boundary.check_there(names, core)
+        for name, x in zip(names, core, strict=True):  # torch hands None to operators for a tensor that is undefined
+            boundary.check_tensor(name, x)
         boundary.check_shapes(query.shape, key.shape, value.shape)
         if names is boundary.INPUTS:
             check_others(inputs, pattern)

@@ -16,7 +16,7 @@ from dilkit.bias.base import Bias
 from dilkit.bias.checks import check_reach
 from dilkit.bias.form import BiasForm, LoweredBias
 from dilkit.checks import real, shown
-from dilkit.op.boundary import check_memory, lse_dtype
+from dilkit.op.boundary import check_device, check_memory, lse_dtype
 from dilkit.op.sequences import places
 from dilkit.pattern import Pattern
 
@@ -56,7 +56,8 @@ PLAIN = Scores()
 def scores_of(
     bias: Bias | None, softcap: float | None, query: Tensor, pattern: Pattern, kv_heads: int, rows: int | None = None
 ) -> Scores:
-    """Both, of a call with `query` `(batch, seq, heads, head_dim)`; `rows` of the keys where they are not those of `query`.
+    """Return both for a call with `query` `(batch, seq, heads, head_dim)`; `rows` of the keys where they are not those of
+    `query`.
 
     Raises TypeError or ValueError, naming the argument, for what does not fit.
     """
@@ -73,7 +74,7 @@ def scores_of(
 def packed_scores(
     bias: Bias | None, softcap: float | None, query: Tensor, pattern: Pattern, kv_heads: int, cu_seqlens: Tensor
 ) -> Scores:
-    """Both, of a packed call with `query` `(1, total, heads, head_dim)`: positions begin anew with each sequence."""
+    """Return both for a packed call with `query` `(1, total, heads, head_dim)`: positions begin anew with each sequence."""
     if bias is None or (isinstance(bias, Bias) and bias.by_row):
         return scores_of(bias, softcap, query, pattern, kv_heads)
     fitted = fitting(bias, query, pattern, kv_heads)
@@ -90,15 +91,10 @@ def packed_scores(
 def fitting(bias: object, query: Tensor, pattern: Pattern, kv_heads: int) -> Bias:
     """`bias` for the heads of `query`. Raises TypeError or ValueError for one that is none, of other heads or elsewhere."""
     if not isinstance(bias, Bias):
-        raise TypeError(
-            f"bias={shown(bias)} is a {type(bias).__name__}; a value such as dilkit.Alibi or dilkit.RelativeTable is needed, "
-            "never a tensor of all pairs"
-        )
+        needed = "a value such as dilkit.Alibi or dilkit.RelativeTable is needed, never a tensor of all pairs"
+        raise TypeError(f"bias={shown(bias)} is a {type(bias).__name__}; {needed}")
     bias = _of_heads(bias, query.shape[2], kv_heads, pattern)
-    if bias.weights.device != query.device:
-        raise ValueError(
-            f"{bias.weights_name} of the bias is on {bias.weights.device} but query on {query.device}; move it there"
-        )
+    check_device(f"{bias.weights_name} of the bias", bias.weights, query)
     return bias
 
 
@@ -113,7 +109,6 @@ def check_softcap(softcap: float | None) -> float:
 
 
 def _of_heads(bias: Bias, heads: int, kv_heads: int, pattern: Pattern) -> Bias:
-    """`bias` for the heads of the tensors: where these are a part of the model's, their own part of the model's weights."""
     head_count, shard = len(bias.weights), pattern.head_shard
     if head_count == heads:
         return bias
@@ -138,9 +133,8 @@ def lowered(bias: Bias, dtype: torch.dtype, rows: slice | Tensor = slice(None)) 
 
 
 def placed_along(scores: Scores, apply: Callable[[Tensor], Tensor], rows: int) -> Scores:
-    """`scores` of a sequence of so many rows in another order, into which `apply` brings rows `(batch, rows, ...)`.
-
-    Positions are given from then on, also of a bias that needs none along a sequence.
+    """Return `scores` of a sequence of so many rows that `apply` reorders, `(batch, rows, ...)`, with positions given from then
+    on.
     """
     if scores.bias is None:
         return scores
@@ -151,9 +145,8 @@ def placed_along(scores: Scores, apply: Callable[[Tensor], Tensor], rows: int) -
 
 
 def positions_along(weights: Tensor, first: int, rows: int) -> Tensor:
-    """The positions of rows along a sequence, `(1, rows, 1)`, as kernels take them beside these weights.
-
-    Raises ValueError for positions that float32 does not have.
+    """Return the positions of rows along a sequence, `(1, rows, 1)`. Raises ValueError for positions that the dtype does not
+    have.
     """
     check_reach("positions of the bias", first + rows - 1, weights.dtype)
     return torch.arange(first, first + rows, dtype=weights.dtype, device=weights.device)[None, :, None]
@@ -166,10 +159,7 @@ def check_detached(positions: Tensor | None) -> None:
 
 
 def check_bias(form: BiasForm | None, weights: Tensor | None, positions: Tensor | None, query: Tensor, rows: int) -> None:
-    """Raise TypeError or ValueError unless the tensors at the operator are those of the form, for `rows` of the key.
-
-    Kernels take their addresses, so nothing is taken for granted.
-    """
+    """Raise TypeError or ValueError unless the tensors at the operator are those of the form, for `rows` of the key."""
     heads, dtype = query.shape[2], lse_dtype(query.dtype)
     wanted: dict[str, tuple[Tensor | None, tuple[tuple[int, ...], ...]]] = {"bias": (weights, ()), "positions": (positions, ())}
     if form is not None:

@@ -1,4 +1,4 @@
-"""Packed sequences at the boundary to the kernels: where they begin is checked, and what a call is prepared for is worked out.
+"""Packed sequences at the boundary to the kernels: where they begin is checked.
 
 cu_seqlens    0          14    20                38 = total
 rows          |- seq. 0 -|- 1 -|------- 2 -------|
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dilkit.op.boundary import check_memory, lse_dtype
+from dilkit.op.boundary import check_device, check_memory, check_tensor, lse_dtype
 from dilkit.op.zero_keys import ZeroKeys
 from dilkit.problem import Problem
 
@@ -18,30 +18,23 @@ _MANY_ROWS = 2**23
 
 
 def check_cu_seqlens(cu_seqlens: object, query: Tensor, total: int) -> None:
-    """Raise TypeError or ValueError unless this tensor can say where sequences of `total` rows in all begin.
-
-    Its numbers are not looked at here.
+    """Raise TypeError or ValueError unless this tensor can say where sequences of `total` rows in all begin; numbers are not
+    read.
     """
-    if not isinstance(cu_seqlens, Tensor):
-        raise TypeError(f"cu_seqlens is a {type(cu_seqlens).__name__}; an int32 torch.Tensor (sequences + 1,) is needed")
+    cu_seqlens = check_tensor("cu_seqlens", cu_seqlens, "an int32 torch.Tensor (sequences + 1,)")
     if cu_seqlens.dtype != torch.int32 or cu_seqlens.layout is not torch.strided:
         raise TypeError(f"cu_seqlens is {cu_seqlens.dtype}, {cu_seqlens.layout}; torch.int32 is needed (cu_seqlens.int())")
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
-        raise ValueError(
-            f"cu_seqlens has shape {tuple(cu_seqlens.shape)}; (sequences + 1,) is needed, [0] for no sequence at all"
-        )
-    if cu_seqlens.device != query.device:
-        raise ValueError(f"cu_seqlens is on {cu_seqlens.device} but query on {query.device}; move it with .to(query.device)")
+        raise ValueError(f"cu_seqlens has shape {tuple(cu_seqlens.shape)}; (sequences + 1,) is needed, [0] for none")
+    check_device("cu_seqlens", cu_seqlens, query)
     if total >= 2**31:
         raise ValueError(f"query has {total} rows; int32 counts to 2**31 - 1: make several calls")
 
 
 def longest(cu_seqlens: Tensor, max_seqlen: int | None, query: Tensor, mask: Tensor | None) -> int:
-    """What a packed call is prepared for: a power of two that no sequence is longer than. Few calls differ in it. It is the
-    length of the longest where that is beyond `_MANY_ROWS`, so that backends know a window that reaches over all of it.
+    """Return the length that a packed call is prepared for: the longest beyond `_MANY_ROWS`, else a power of two not below it.
 
-    Raises TypeError or ValueError, naming the argument. The numbers of a tensor on a GPU are not looked at if `max_seqlen` is
-    given, because that would wait for the GPU: `assert_lengths` has it look.
+    Raises TypeError or ValueError, naming the argument. With `max_seqlen`, numbers on a GPU are left to `assert_lengths`.
     """
     if query.dim() != 4 or query.shape[0] != 1:
         raise ValueError(f"query has shape {tuple(query.shape)}; with cu_seqlens (1, total, heads, head_dim) is needed")
@@ -55,9 +48,7 @@ def longest(cu_seqlens: Tensor, max_seqlen: int | None, query: Tensor, mask: Ten
     if max_seqlen is None or cu_seqlens.device.type == "cpu":
         most = checked_longest(cu_seqlens, total)
         if max_seqlen is not None and most > max_seqlen:
-            raise ValueError(
-                f"max_seqlen={max_seqlen}, but cu_seqlens has a sequence of {most} rows; that many are needed, or None"
-            )
+            raise ValueError(f"max_seqlen={max_seqlen}, but cu_seqlens has a sequence of {most} rows; that or None is needed")
         max_seqlen = most
     max_seqlen = min(max_seqlen, total)
     return max_seqlen if max_seqlen > _MANY_ROWS else 1 << (max(max_seqlen, 1) - 1).bit_length()
@@ -66,8 +57,8 @@ def longest(cu_seqlens: Tensor, max_seqlen: int | None, query: Tensor, mask: Ten
 def assert_lengths(cu_seqlens: Tensor, max_seqlen: int, total: int) -> None:
     """Have the device of `cu_seqlens` fail where its numbers are not what `checked_longest` and `max_seqlen` ask for.
 
-    Nothing waits for it, so that the error comes with a later call: on a GPU "device-side assert triggered", which ends its use
-    by the process. Before that, no kernel has read or written beyond the tensors.
+    Nothing waits for it: on a GPU a later call says "device-side assert triggered". No kernel has read beyond the tensors by
+    then.
     """
     lengths = cu_seqlens.diff()
     right = ((lengths >= 0) & (lengths <= max_seqlen)).all() & (cu_seqlens[0] == 0) & (cu_seqlens[-1] == total)
@@ -86,17 +77,17 @@ def checked_longest(cu_seqlens: Tensor, total: int) -> int:
         raise ValueError(f"cu_seqlens ends with {last}; the number of rows of query is needed, {total}")
     if least < 0:
         index = int(lengths.argmin())
+        pair = f"from {int(cu_seqlens[index])} to {int(cu_seqlens[index + 1])}"
         raise ValueError(
-            f"cu_seqlens decreases at index {index + 1}, from {int(cu_seqlens[index])} to {int(cu_seqlens[index + 1])}; "
-            "a sequence ends where the next one begins (lengths.cumsum(0))"
+            f"cu_seqlens decreases at index {index + 1}, {pair}; each sequence begins where one ends (lengths.cumsum(0))"
         )
     return most
 
 
 def places(cu_seqlens: Tensor, total: int) -> Tensor:
-    """For each of `total` rows its place in its sequence, int32, on the device of `cu_seqlens`.
+    """Return the place of each of `total` rows in its sequence, int32, on the device of `cu_seqlens`.
 
-    Its numbers need not be right: whatever they are, nothing beyond them is read, and the operator raises afterwards.
+    Whatever its numbers are, nothing beyond them is read, and the operator raises afterwards.
     """
     if not torch.compiler.is_compiling():
         check_memory(("cu_seqlens",), (cu_seqlens,))
@@ -105,7 +96,6 @@ def places(cu_seqlens: Tensor, total: int) -> Tensor:
 
 
 def _sequence_of(rows: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """The number of the sequence that each of `rows` is in."""
     return torch.searchsorted(cu_seqlens.contiguous(), rows, right=True) - 1
 
 

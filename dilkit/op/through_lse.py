@@ -23,18 +23,20 @@ def through_lse(
     of_all: Callable[[Tensor], Tensor],
     backward: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
 ) -> tuple[Tensor, ...]:
-    """Gradients of query, key and whatever else `backward` gives, through `lse`; `dlse` and `lse` are `(batch, seq, heads)`.
+    """Compute gradients of query, key and whatever else `backward` gives, through `lse`; `dlse`, `lse`: `(batch, seq, heads)`.
 
         dS_ij = P_ij dlse_i      where a backward pass has      dS_ij = P_ij (dout_i . v_j - dout_i . out_i)
 
-    With values that are 0, dout_i = (1, 0, ...) and out_i = (-dlse_i, 0, ...) the second is the first. `backward(dout, out)` is
-    that pass: gradients of query, key and others where all values are 0. `rows` of the whole sequence are added up; `of_all`
-    gives, for largest magnitudes `(3,)` here, those of all ranks.
+    With values that are 0, dout_i = (1, 0, ...) and out_i = (-dlse_i, 0, ...) the second is the first, and `backward(dout, out)`
+    is that pass. `rows` of the whole sequence are added up; `of_all` gives, for largest magnitudes `(3,)` here, those of all
+    ranks.
     """
     dlse = dlse.masked_fill(lse == -math.inf, 0.0)
     dout = torch.zeros_like(query)
     dout[..., 0] = 1
-    of_dlse, of_query, of_key = of_all(torch.stack([_largest(x) for x in (dlse, query, key)]))
+    largest = [x.abs().amax() if x.numel() else x.new_zeros(()) for x in (dlse, query, key)]
+    wide = [x.to(torch.float64 if x.dtype == torch.float64 else torch.float32) for x in largest]
+    of_dlse, of_query, of_key = of_all(torch.stack(wide))
 
     def gradients(of_factor: Tensor) -> list[Tensor]:
         size = abs(scale) * of_factor
@@ -49,16 +51,10 @@ def through_lse(
     return tuple(gradients(torch.maximum(of_key, of_query)))
 
 
-def _largest(x: Tensor) -> Tensor:
-    """The largest magnitude, in fp32 or more; 0 where there is none."""
-    largest = x.abs().amax() if x.numel() else x.new_zeros(())
-    return largest.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
-
-
 def power_of_two(largest: Tensor, rows: int) -> Tensor:
-    """The factor that takes `largest` to about 1, or to less where a sum of so many rows would not fit into float16.
+    """Return the factor that takes `largest` to about 1, or to less where a sum of so many rows would not fit into float16.
 
-    1 where that is not finite: what is beside it, as another sequence may be, must not become 0.
+    1 where that is not finite: another sequence beside it must not become 0.
     """
     exponent = -torch.log2(largest.float()).ceil() - max(0.0, math.ceil(math.log2(max(rows, 1))) - _ROOM)
     return torch.exp2(exponent.clamp(-120, 120)).where(largest.isfinite(), 1.0).nan_to_num(1.0, 1.0, 1.0)

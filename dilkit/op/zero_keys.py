@@ -2,9 +2,9 @@
 
     lse' = log(exp(lse) + exp(logit))        out' = out * exp(lse - lse')
 
-`logit` is the log of how many keys of score 0 there are, or the sink of a head, which is learned; with both, the logits merge
-like `lse`. A backward pass that is given out' and lse' needs no further step for query, key and value: the weights of the keys
-that there are stay `exp(score - lse')`, and a key of value 0 adds nothing to `rowsum(dout * out')`.
+`logit` is the log of how many keys of score 0 there are, or the sink of a head; with both, the logits merge like `lse`. A
+backward pass that is given out' and lse' needs no further step: weights of the other keys stay `exp(score - lse')`, and a key of
+value 0 adds nothing to `rowsum(dout * out')`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dilkit.checks import not_distributed
 from dilkit.device import capturing
-from dilkit.op.boundary import lse_dtype
+from dilkit.op.boundary import TORCH_DTYPES, check_device, check_tensor, lse_dtype
 from dilkit.pattern import Pattern
 from dilkit.problem import DTYPES
-
-_DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 
 
 @dataclass(frozen=True)
@@ -77,9 +74,9 @@ def _logits(lse: Tensor, zero_keys: ZeroKeys | None, sink: Tensor | None) -> tup
 
 
 def _merged(lse: Tensor, logits: Tensor) -> Tensor:
-    """`log(exp(lse) + exp(logits))`; -inf where both are.
+    """Return `log(exp(lse) + exp(logits))`; -inf where both are.
 
-    The last bit of `torch.logaddexp` depends on where a number lies among those of a thread; that of these functions does not.
+    The last bit of `torch.logaddexp` depends on a number's place in a thread; that of these functions does not.
     """
     larger, smaller = torch.maximum(lse, logits), torch.minimum(lse, logits)
     return larger + (smaller - larger).nan_to_num_(nan=-torch.inf).exp_().log1p_()
@@ -87,17 +84,13 @@ def _merged(lse: Tensor, logits: Tensor) -> Tensor:
 
 def check_sink(sink: object, query: Tensor) -> None:
     """Raise TypeError or ValueError unless `sink` has a logit for each head of `query`."""
-    heads, name = query.shape[2], type(sink).__name__
-    if not isinstance(sink, Tensor):
-        raise TypeError(f"sink is a {name}; a torch.Tensor of one logit for each head is needed (torch.zeros({heads}))")
-    if type(sink) is not Tensor:
-        not_distributed("sink", sink)
-    if sink.dtype not in _DTYPES or sink.layout is not torch.strided:
+    heads = query.shape[2]
+    sink = check_tensor("sink", sink, f"a torch.Tensor of one logit for each head (torch.zeros({heads}))")
+    if sink.dtype not in TORCH_DTYPES or sink.layout is not torch.strided:
         raise TypeError(f"sink is {sink.dtype}, {sink.layout}; a plain tensor of {', '.join(DTYPES)} is needed (sink.float())")
     if sink.shape != (heads,):
         raise ValueError(f"sink has shape {tuple(sink.shape)}; (heads,) = ({heads},) is needed, one logit for each head of query")
-    if sink.device != query.device:
-        raise ValueError(f"sink is on {sink.device} but query on {query.device}; move it with .to(query.device)")
+    check_device("sink", sink, query)
 
 
 def sink_gradient(sink: Tensor, out: Tensor, lse: Tensor, dout: Tensor | None, dlse: Tensor | None) -> Tensor:

@@ -40,22 +40,24 @@ def positive_integers(name: str, values: Iterable[int]) -> tuple[int, ...]:
     listed = tuple(islice(values, MOST_BRANCHES + 1))
     if len(listed) > MOST_BRANCHES:
         check_number_of_branches(name, len(values) if isinstance(values, Sized) else None)
-    checked = tuple(integer(f"{name}[{i}]", value) for i, value in enumerate(listed))
-    if not checked:
+    if not listed:
         raise PatternError(f"{name} is empty; a pattern has at least one branch (Pattern.dense() is ordinary attention)")
-    for i, value in enumerate(checked):
-        if not 1 <= value <= WHOLE_SEQUENCE:
-            raise PatternError(f"{name}[{i}]={value} must be from 1 to 2**63 - 1")
-    return checked
+    return tuple(positive(f"{name}[{i}]", value) for i, value in enumerate(listed))
+
+
+def positive(name: str, value: Any, or_else: str = "") -> int:
+    """Return `value` as an integer from 1 to 2**63 - 1. Raises TypeError or `PatternError`, which says what there may be else."""
+    if not 1 <= (number := integer(name, value)) <= WHOLE_SEQUENCE:
+        raise PatternError(f"{name}={number} must be from 1 to 2**63 - 1{or_else}")
+    return number
 
 
 def check_number_of_branches(name: str, number: int | None) -> None:
-    """Raise `PatternError` beyond `MOST_BRANCHES`, before anything is worked out for each. None: nobody knows how many more."""
+    """Raise `PatternError` beyond `MOST_BRANCHES`, before anything is worked out for each; None: an unknown number more."""
     if number is None or number > MOST_BRANCHES:
         entries = f"{number:,}" if number else f"more than {MOST_BRANCHES:,}"
         raise PatternError(
-            f"{name} has {entries} entries, one for each branch; at most {MOST_BRANCHES:,} branches are possible (BlockSparse "
-            "says of any blocks which see which, in one branch)"
+            f"{name} has {entries} entries; at most {MOST_BRANCHES:,} branches are possible (one BlockSparse may do)"
         )
 
 
@@ -80,10 +82,7 @@ def head_range(name: str, entry: Any) -> tuple[int, int] | None:
             raise PatternError(f"{name}={shown(entry)} has step {entry.step}; only contiguous heads (step 1) can be served")
         entry = (entry.start, entry.stop)
     if isinstance(entry, list):
-        raise TypeError(
-            f"{name}={shown(entry)} is a list, which may mean a range or these heads alone; give range(start, stop) or the pair "
-            "(start, stop)"
-        )
+        raise TypeError(f"{name}={shown(entry)} is a list; give range(start, stop) or the pair (start, stop)")
     if isinstance(entry, str) or not isinstance(entry, Sequence) or len(entry) != 2:
         raise TypeError(f"{name}={shown(entry)} must be a range, a (start, stop) pair or None")
     start, stop = (integer(name, value) for value in entry)
@@ -108,10 +107,7 @@ def check_tail(tail: str, overlap: str) -> None:
     """Raise `PatternError` unless `tail` is one of `TAILS` and goes with `overlap`."""
     one_of("tail", tail, TAILS, PatternError)
     if tail == "zeros" and overlap == "once":
-        raise PatternError(
-            "tail='zeros' with overlap='once' is not defined: padded keys of several branches are no tokens that could count "
-            "once; overlap='count' or tail='exact' is needed"
-        )
+        raise PatternError("tail='zeros' with overlap='once' is not defined; overlap='count' or tail='exact' is needed")
 
 
 def check_sizes(seq: int, heads: int, kv_heads: int | None, **others: int) -> None:

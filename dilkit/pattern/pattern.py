@@ -1,10 +1,6 @@
-"""The attention pattern: how many times each query sees each key.
+"""The attention pattern: how many times query i of head h sees key j, `count[h, i, j]`, for the one softmax of attention:
 
-A pattern is a count: `count[h, i, j]` = how many times query i of head h sees key j. Attention is one softmax over it:
-
-    out[i] = softmax_j(scale * q_i . k_j + log count[h, i, j]) . v
-
-Everything else in dilkit computes this, or checks against it.
+out[i] = softmax_j(scale * q_i . k_j + log count[h, i, j]) . v
 """
 
 from __future__ import annotations
@@ -15,7 +11,7 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dilkit.checks import boolean, integer, one_of, shown
+from dilkit.checks import boolean, check_type, integer, one_of
 from dilkit.pattern.checks import (
     OFFSETS,
     OVERLAPS,
@@ -28,11 +24,12 @@ from dilkit.pattern.checks import (
     shard_of_heads,
 )
 from dilkit.pattern.heads import Heads
-from dilkit.pattern.kinds import Branch, DilatedSegment, check_branches
-from dilkit.pattern.kinds.registry import READ_WITH_CLASSES
+from dilkit.pattern.kinds.bands import DilatedSegment
+from dilkit.pattern.kinds.branch import Branch
+from dilkit.pattern.kinds.registry import READ_WITH_CLASSES, check_branches
 from dilkit.pattern.lowering.checks import sees
 from dilkit.pattern.presets import Presets
-from dilkit.pattern.text import description, fields_of, full_text, json_of, short_text
+from dilkit.pattern.text import description, fields_of, json_of, text_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,14 +60,13 @@ class Pattern(Presets):
     - `overlap`: "count" means that a key seen by m branches counts m times, as in the paper; "once" caps the count at 1.
     - `heads`: one range or (start, stop) pair of query heads for each branch, which then serves only these heads; None means all.
     - `head_shard=(first, total)`: the tensors hold only some of the `total` key/value heads of a model, from head `first` on, as
-      under tensor parallelism. They keep the offsets that they have in the whole model. `heads` counts the heads at hand.
-
-    - `tail`: "exact" pads nothing. "zeros" fills segments up as torchscale does, where not all heads keep as many rows: a segment
-      is padded to a multiple of its rate, and a short last one to the length of the others, with keys of score 0 and value 0
-      (`zero_keys`); so are neighborhoods that edges cut off. Keyword only; under causality no row sees the padding.
+      under tensor parallelism. They keep their offsets in the whole model. `heads` counts the heads at hand.
+    - `tail`: "exact" pads nothing. "zeros" fills segments up as torchscale does: to a multiple of the rate, and a short last one
+      to the length of the others, with keys of score 0 and value 0 (`zero_keys`); so are neighborhoods that edges cut off. Under
+      causality no row sees the padding.
 
     The last segment may be short, and a segment longer than the sequence is the sequence. `offset` and `tail` are rules of
-    dilated segments, `tail` of neighborhoods that are cut off too; they change nothing in branches of other kinds.
+    dilated segments, `tail` of neighborhoods that are cut off too.
     Patterns are hashable values. Raises `PatternError` (a ValueError) or TypeError for arguments that do not fit.
 
     Example:
@@ -111,9 +107,8 @@ class Pattern(Presets):
         lengths = positive_integers("segment_lengths", segment_lengths)
         rates = positive_integers("dilation_rates", dilation_rates)
         if len(lengths) != len(rates):
-            raise PatternError(
-                f"segment_lengths has {len(lengths)} entries and dilation_rates {len(rates)}; give one rate for each length"
-            )
+            sizes = f"{len(lengths)} entries and dilation_rates {len(rates)}"
+            raise PatternError(f"segment_lengths has {sizes}; give one rate for each length")
         for i, (length, rate) in enumerate(zip(lengths, rates, strict=True)):
             if rate > length:
                 raise PatternError(f"dilation_rates[{i}]={rate} exceeds segment_lengths[{i}]={length}; at most the length")
@@ -236,9 +231,10 @@ class Pattern(Presets):
         return Heads(heads, held, self.offset, *(self.head_shard or (0, held)))
 
     def of_kv_heads(self, start: int, stop: int, heads: int, kv_heads: int) -> Pattern | None:
-        """Return the pattern for the key/value heads `start` to `stop - 1` by themselves, and their query heads.
+        """Return the pattern for the key/value heads `start` to `stop - 1` by themselves, and their query heads; None if none is
+        served.
 
-        They see what they see among `heads` query and `kv_heads` key/value heads. None where no branch serves any of them.
+        They see what they see among `heads` query and `kv_heads` key/value heads.
 
             >>> from dilkit import Pattern
             >>> print(Pattern([8, 16], [1, 4], heads=[(0, 2), None]).of_kv_heads(2, 4, heads=4, kv_heads=4))
@@ -252,10 +248,8 @@ class Pattern(Presets):
     def with_branches(self, *branches: Branch, **changes: Any) -> Pattern:
         """Return the pattern of other branches by the same rules; `changes` are arguments of `Pattern.of` that differ.
 
-        >>> from dilkit import Pattern, SlidingWindow
-        >>> Pattern([8], [2], offset="block").with_branches(SlidingWindow(4), overlap="once") == Pattern.of(
-        ...     SlidingWindow(4), offset="block", overlap="once"
-        ... )
+        >>> from dilkit import Pattern, Strided
+        >>> Pattern([8], [2], offset="block").with_branches(Strided(4)) == Pattern.of(Strided(4), offset="block")
         True
         """
         rules = dict(offset=self.offset, overlap=self.overlap, head_shard=self.head_shard, tail=self.tail)
@@ -267,26 +261,22 @@ class Pattern(Presets):
             raise PatternError(f"heads={heads} must be at most {_MAX_HEADS}")
         if kv_heads is not None and (kv_heads < 1 or heads % kv_heads):
             raise PatternError(f"kv_heads={kv_heads} must divide heads={heads}")
-        if self.head_shard is not None:
-            (first, total), held = self.head_shard, kv_heads or heads
-            if first + held > total:
-                raise PatternError(f"head_shard={self.head_shard} leaves {total - first} key/value heads, but there are {held}")
+        held = kv_heads or heads
+        first, total = self.head_shard or (0, held)
+        if first + held > total:
+            raise PatternError(f"head_shard={self.head_shard} leaves {total - first} key/value heads, but there are {held}")
         for i, limits in enumerate(self.heads or ()):
             if limits is not None and limits[1] > heads:
-                raise PatternError(
-                    f"heads[{i}]={limits} of the pattern reaches past the {heads} heads there are (0 to {heads - 1})"
-                )
-        held = kv_heads or heads
-        in_model = heads // held * (held if self.head_shard is None else self.head_shard[1])
+                raise PatternError(f"heads[{i}]={limits} of the pattern reaches past the {heads} heads (0 to {heads - 1})")
         for branch in self.branches:
-            branch.check_heads(in_model)
+            branch.check_heads(heads // held * total)
 
     @property
     def differs_by_head(self) -> bool:
         """True if heads see different keys, so that a part of a model's heads needs their numbers (`head_shard`).
 
-        >>> from dilkit import Pattern, SlidingWindow
-        >>> Pattern([16, 64], [1, 4]).differs_by_head, Pattern.of(SlidingWindow(16)).differs_by_head
+        >>> from dilkit import Pattern
+        >>> Pattern([16, 64], [1, 4]).differs_by_head, Pattern.dense().differs_by_head
         (True, False)
         """
         return any(branch.differs_by_head for branch in self.branches)
@@ -318,8 +308,8 @@ class Pattern(Presets):
     def count(self, seq: int, heads: int, *, kv_heads: int | None = None, is_causal: bool = False) -> Tensor:
         """Return `count[h, i, j]`, how many times query i of head h sees key j: an int32 tensor `(heads, seq, seq)`.
 
-        The oracle computes with this matrix; it is meant for small `seq`. Raises `PatternError` beyond 2**31 entries and for
-        heads that do not fit, TypeError or ValueError for sizes that are not integers or too small.
+        For small `seq`. Raises `PatternError` beyond 2**31 entries and for heads that do not fit, TypeError or ValueError for
+        sizes that are not integers or too small.
         """
         import torch
 
@@ -327,9 +317,8 @@ class Pattern(Presets):
         boolean("is_causal", is_causal)
         self.check_heads(heads, kv_heads)
         if heads * seq * seq > _MAX_COUNT_ENTRIES:
-            raise PatternError(
-                f"seq={seq} with heads={heads} needs {heads * seq * seq:,} entries; at most {_MAX_COUNT_ENTRIES:,}"
-            )
+            count = heads * seq * seq
+            raise PatternError(f"seq={seq} with heads={heads} needs {count:,} entries; at most {_MAX_COUNT_ENTRIES:,}")
         return self.count_rows(torch.arange(seq, device="cpu"), seq, heads, kv_heads=kv_heads, is_causal=is_causal)
 
     def count_rows(self, rows: Tensor, seq: int, heads: int, *, kv_heads: int | None = None, is_causal: bool = False) -> Tensor:
@@ -354,9 +343,9 @@ class Pattern(Presets):
 
             zero_keys[h, i] = sum over the branches that keep i for h of ceil(w / r) - tokens in the segment of i that h keeps
 
-        Here w is at most `seq`; of a neighborhood that is cut off it is the cells of its window that are missing. A row that sees
-        n of them has `lse' = log(exp(lse) + n)` and `out' = out * exp(lse - lse')`.
-        `rows` (int64, `(m,)`): of these rows only, `(heads, m)` on their device. Raises as `count` does.
+        Here w is at most `seq`; a neighborhood that is cut off has one for each missing cell of its window. A row that sees n of
+        them has `lse' = log(exp(lse) + n)` and `out' = out * exp(lse - lse')`. `rows` (int64, `(m,)`): of these rows only,
+        `(heads, m)` on their device. Raises as `count` does.
 
             >>> from dilkit import Pattern
             >>> Pattern([4], [2], tail="zeros").zero_keys(seq=7, heads=2)  # head 1 keeps tokens 1, 3, 5 and the padded 7
@@ -388,8 +377,8 @@ class Pattern(Presets):
     ) -> int:
         """Return nominal forward FLOPs: `4 * head_dim * batch *` the sum over heads and branches of the pairs seen (2 matmuls).
 
-        A key seen by several branches counts each time, even where a backend scores it once; those that `tail="zeros"` pads
-        with do not. A backward pass is nominally 2.5 times this.
+        A key seen by several branches counts each time, and padding by `tail="zeros"` never. A backward pass is nominally 2.5
+        times this.
 
             >>> from dilkit import Pattern
             >>> dense, dilated = Pattern.dense(), Pattern([2048, 8192, 32768], [1, 4, 16])
@@ -420,15 +409,14 @@ class Pattern(Presets):
     @staticmethod
     def from_json(text: str) -> Pattern:
         """Return the pattern that `to_json` wrote. Raises ValueError or TypeError for any other text."""
-        if not isinstance(text, str):
-            raise TypeError(f"text={shown(text)} is a {type(text).__name__}; a text is needed, as Pattern.to_json() writes it")
+        check_type("text", text, str, "a text is needed, as Pattern.to_json() writes it")
         return _from_json(text) if len(text) <= _MAX_KEPT_TEXT else _parsed(text)
 
     def __str__(self) -> str:
-        return "Pattern.dense()" if self == Pattern.dense() else short_text(self)
+        return "Pattern.dense()" if self == Pattern.dense() else text_of(self)
 
     def __repr__(self) -> str:
-        return full_text(self)
+        return text_of(self, full=True)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Print for IPython and hypothesis, which would go by fields: patterns of other kinds lack two."""

@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING
 
 from dilkit.checks import integer
 from dilkit.pattern.checks import PatternError
-from dilkit.pattern.kinds import BlockSparse, Branch, GlobalTokens, Neighborhood, SlidingWindow, Strided
+from dilkit.pattern.kinds.bands import SlidingWindow, Strided
+from dilkit.pattern.kinds.block_sparse import BlockSparse
+from dilkit.pattern.kinds.branch import Branch
+from dilkit.pattern.kinds.global_tokens import GlobalTokens
+from dilkit.pattern.kinds.neighborhood import Neighborhood
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
 class Presets:
-    """The presets that `Pattern` inherits. In all of them a key counts once, as in the models."""
+    """The presets that `Pattern` inherits."""
 
     @classmethod
     def of(cls, *branches: Branch, overlap: str = "count", tail: str = "exact") -> Self:
@@ -47,8 +51,8 @@ class Presets:
 
             i sees j  if  |i - j| <= window / 2  or  i < global_tokens  or  j < global_tokens
 
-        `window` is even, as `attention_window` is (Longformer, arXiv 2004.05150). Longformer projects queries and
-        keys of global tokens by other weights; here they are what the call is given.
+        `window` is even, as `attention_window` is (Longformer, arXiv 2004.05150, which projects global tokens by weights of their
+        own).
 
             >>> from dilkit import Pattern
             >>> Pattern.longformer(2, global_tokens=1).count(6, 1)[0, 3].tolist()

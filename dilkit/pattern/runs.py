@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Positions = NDArray[np.int64]
+Positions = NDArray[np.int64]
 
 UNBOUNDED = 2**62
 """No tensor has as many rows: lengths, rates and positions beyond it are the same."""
@@ -16,8 +13,6 @@ UNBOUNDED = 2**62
 
 def union(*sets: Positions) -> Positions:
     """Return the positions that are in any of the sets."""
-    import numpy as np
-
     joined: list[list[int]] = []
     for start, stop in sorted(run for runs in sets for run in runs.tolist()):
         if joined and start <= joined[-1][1]:
@@ -29,8 +24,6 @@ def union(*sets: Positions) -> Positions:
 
 def complement(runs: Positions, seq: int) -> Positions:
     """Return the positions below `seq` that are not in `runs`."""
-    import numpy as np
-
     ends = np.concatenate(([0], np.minimum(runs, seq).reshape(-1), [seq])).reshape(-1, 2)
     return ends[ends[:, 0] < ends[:, 1]]
 
@@ -42,8 +35,6 @@ def difference(runs: Positions, without: Positions, seq: int) -> Positions:
 
 def progressions(runs: Positions) -> Positions:
     """Return arithmetic progressions `(n, 3)` of the positions: first, step, count. Single ones at equal distances are joined."""
-    import numpy as np
-
     lengths = runs[:, 1] - runs[:, 0]
     if (lengths > 1).all():
         return np.stack((runs[:, 0], np.ones(len(runs), np.int64), lengths), axis=1)
@@ -62,8 +53,6 @@ def progressions(runs: Positions) -> Positions:
 
 def classes(runs: Positions, rate: int) -> Positions:
     """Return the positions as `progressions`: in each run, those a multiple of `rate` apart are one."""
-    import numpy as np
-
     if rate == 1:
         return progressions(runs)
     lengths = runs[:, 1] - runs[:, 0]

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from dilkit.checks import shown
 from dilkit.pattern.checks import PatternError, check_number_of_branches
-from dilkit.pattern.kinds import Branch, branch_of
+from dilkit.pattern.kinds.branch import Branch
+from dilkit.pattern.kinds.registry import branch_of
 
 if TYPE_CHECKING:
     from dilkit.pattern.pattern import Pattern
@@ -28,27 +29,17 @@ def description(pattern: Pattern) -> str:
     return "\n".join([*lines, f"offset: {offset}{shard}; overlap: {overlap[pattern.overlap]}{tail}"])
 
 
-def short_text(pattern: Pattern) -> str:
-    """Return the call that makes the pattern, without arguments that have their default."""
-    changed = {name: getattr(pattern, name) for name, default in _DEFAULTS.items() if getattr(pattern, name) != default}
-    if pattern.only_segments:
-        return f"Pattern({_listed(str([*pattern.segment_lengths]), str([*pattern.dilation_rates]), **changed)})"
-    changed.pop("heads", None)  # which are arguments of the branches
-    return f"Pattern.of({_listed(*(branch.call() for branch in pattern.branches), **changed)})"
-
-
-def full_text(pattern: Pattern) -> str:
-    """Return the call with all of the arguments."""
-    rules = {name: getattr(pattern, name) for name in _DEFAULTS}
+def text_of(pattern: Pattern, full: bool = False) -> str:
+    """Return the call that makes the pattern, without arguments that have their default unless `full`."""
+    values = {name: getattr(pattern, name) for name in _DEFAULTS}
+    rules = [f"{name}={value!r}" for name, value in values.items() if full or value != _DEFAULTS[name]]
     if pattern.only_segments:
         lists = dict(segment_lengths=pattern.segment_lengths, dilation_rates=pattern.dilation_rates)
-        return f"Pattern({_listed(**lists, **rules)})"
-    del rules["heads"]
-    return f"Pattern.of({_listed(*map(repr, pattern.branches), **rules)})"
-
-
-def _listed(*arguments: str, **named: object) -> str:
-    return ", ".join([*arguments, *(f"{name}={value!r}" for name, value in named.items())])
+        listed = [f"{name}={value}" if full else str([*value]) for name, value in lists.items()]
+        return f"Pattern({', '.join(listed + rules)})"
+    rules = [rule for rule in rules if not rule.startswith("heads=")]  # which are arguments of the branches
+    branches = [repr(branch) if full else branch.call() for branch in pattern.branches]
+    return f"Pattern.of({', '.join(branches + rules)})"
 
 
 def json_of(values: Mapping[str, Any], branches: Sequence[Branch]) -> str:
@@ -63,24 +54,24 @@ def fields_of(text: str) -> dict[str, Any]:
 
     Raises `PatternError` for any other text.
     """
-    said = shown(text)
+    said, way = shown(text), "write it with Pattern.to_json()"
     try:
         fields = json.loads(text, object_pairs_hook=_once_each)
     except (ValueError, RecursionError) as error:
-        raise PatternError(f"text={said} is not JSON ({error}); write it with Pattern.to_json()") from None
+        raise PatternError(f"text={said} is not JSON ({error}); {way}") from None
     if not isinstance(fields, dict):
-        raise PatternError(f"text={said} is not a JSON object; write it with Pattern.to_json()")
+        raise PatternError(f"text={said} is not a JSON object; {way}")
     by_branch = "branches" in fields
     known = ("branches", *RULES) if by_branch else (*LISTS[:2], RULES[0], RULES[1], LISTS[2], *RULES[2:])
     if unknown := fields.keys() - known:
         raise PatternError(f"text={said} has {', '.join(map(shown, sorted(unknown)))}; a pattern has {', '.join(known)}")
     if missing := [name for name in LISTS[:2] if name not in fields and not by_branch]:
-        raise PatternError(f"text={said} has no {' and no '.join(missing)}; write it with Pattern.to_json()")
+        raise PatternError(f"text={said} has no {' and no '.join(missing)}; {way}")
     if isinstance(fields.get("heads"), list):
         fields["heads"] = [tuple(value) if isinstance(value, list) else value for value in fields["heads"]]  # JSON has no pairs
     if by_branch:
         if not isinstance(fields["branches"], list):
-            raise PatternError(f"text={said} has branches that are no list; write it with Pattern.to_json()")
+            raise PatternError(f"text={said} has branches that are no list; {way}")
         check_number_of_branches("branches", len(fields["branches"]))
         fields["branches"] = [branch_of(values) for values in fields["branches"]]
     return fields

@@ -2,10 +2,9 @@
 
     picked backend    proof_facts(problem)      none: used as it is
                           known by these facts      passed: used            failed: refused, and the next backend is picked
-                          not known                 computed in a process of its own, since a crash would take this one along,
-                                                    and written down beside the compiled kernels
+                          not known                 computed in a process of its own, which may crash, and written down
 
-Facts are the device, the driver, the kernels' sources, their compiler, and what is asked of them: new ones need a new proof.
+Facts are the device, the driver, the kernels' sources, their compiler, and what is asked of them.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ class Proof:
 def failure(backend: Backend, problem: Problem, run: bool) -> str:
     """Return why the kernels of `backend` are not to be trusted with `problem`; empty if they are, or if they need no proof.
 
-    `run`: whether a proof that is not known is made; without it, unknown kernels are trusted. Raises RuntimeError where one is
-    needed while a CUDA graph is captured, and ValueError for a malformed `DILKIT_GPU_PROOF`.
+    `run`: make a proof that is not known; without it, unknown kernels are trusted. Raises RuntimeError where one is needed while
+    a CUDA graph is captured, and ValueError for a malformed `DILKIT_GPU_PROOF`.
     """
     mode = environment.gpu_proof()
     if mode == "off" or problem.device.assumed:
@@ -68,8 +67,11 @@ def failure(backend: Backend, problem: Problem, run: bool) -> str:
 
 def known(mode: str, facts: tuple[str, ...]) -> Proof | None:
     """Return the proof by these facts that this process knows or, with the mode `once`, that is written down."""
-    proof = _proofs.get((mode, facts)) or (_read(facts) if mode == "once" else None)
-    if proof is not None:
+    proof = _proofs.get((mode, facts))
+    if proof is None and mode == "once" and (place := _place(facts)) is not None:
+        proof = _load(place)
+        if proof is None or proof.facts != facts:
+            return None
         _proofs[mode, facts] = proof
     return proof
 
@@ -93,7 +95,12 @@ _proofs: dict[tuple[str, tuple[str, ...]], Proof] = {}
 
 
 def _prove(name: str, problem: Problem, facts: tuple[str, ...], mode: str) -> Proof:
-    _check_not_capturing(name, problem)
+    if problem.device.type == "cuda":
+        import torch
+
+        if torch.cuda.is_available() and capturing(torch.device("cuda", problem.device.index)):
+            needed = "make the same call once before the CUDA graph is captured"
+            raise RuntimeError(f"the kernels of {name} have not been proven on {problem.device}; {needed}")
     request = dict(backend=name, device=f"{problem.device.type}:{problem.device.index}", dtype=problem.dtype)
     flags = dict(
         gradients=problem.requires_grad, varlen=problem.varlen, dropout=problem.dropout_p > 0, softcap=problem.softcap > 0
@@ -112,18 +119,6 @@ def _prove(name: str, problem: Problem, facts: tuple[str, ...], mode: str) -> Pr
             stacklevel=2,
         )
     return proof
-
-
-def _check_not_capturing(name: str, problem: Problem) -> None:
-    if problem.device.type != "cuda":
-        return
-    import torch
-
-    if torch.cuda.is_available() and capturing(torch.device("cuda", problem.device.index)):
-        raise RuntimeError(
-            f"the kernels of {name} have not been proven on {problem.device}, and cannot be while a CUDA graph is captured: make "
-            "the same call once before"
-        )
 
 
 def outcome(command: Sequence[str], most_seconds: float = MOST_SECONDS) -> str:
@@ -145,14 +140,7 @@ def _place(facts: tuple[str, ...]) -> Path | None:
     return folder and folder / f"{hashlib.sha256(chr(0).join(facts).encode()).hexdigest()}{SUFFIX}"
 
 
-def _read(facts: tuple[str, ...]) -> Proof | None:
-    place = _place(facts)
-    proof = None if place is None else _load(place)
-    return proof if proof and proof.facts == facts else None
-
-
 def _load(place: Path) -> Proof | None:
-    """Read a proof; None where there is none, or a malformed one, or if another user may have written it."""
     if files.why_others_may_write(place.parent) or files.why_others_may_write(place):
         return None
     try:

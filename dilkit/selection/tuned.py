@@ -33,8 +33,10 @@ def seconds(problem: Problem) -> Seconds:
     measured = {other: None for other, _ in entries if other.device == setup.device}
     if not complaint and measured and setup not in measured:
         complaint = f"measured on {'; on '.join(map(str, measured))}; this is {setup}"
-    if entry is None and complaint:
-        _warn_once(path, complaint)
+    mine = object()
+    if entry is None and complaint and _warned.setdefault(str(path), mine) is mine:  # without a lock that a fork might leave held
+        way_out = "measure anew with `dilkit tune`, or remove the file"
+        warnings.warn(f"{path} is ignored: {complaint}; {way_out}", stacklevel=2)
     return entry or ()
 
 
@@ -59,9 +61,8 @@ def shape_of(problem: Problem) -> TunedShape:
 
 
 def branches_of(problem: Problem) -> str:
-    """Return the pattern's branches as "2048/1 4096/2": segment length, rounded to a power of two and at most `seq`, and rate.
-
-    Branches of other kinds are written as they are.
+    """Return the branches as "2048/1 4096/2": segment length, rounded to a power of two and at most `seq`, and rate; others by
+    call.
     """
     pattern, seq = problem.pattern, max(problem.seq, 1)
     parts = [
@@ -79,9 +80,8 @@ _warned: dict[str, object] = {}
 
 @lru_cache(maxsize=8)
 def _read(path: Path, generation: int) -> tuple[dict[tuple[TunedSetup, TunedShape], Seconds], str]:
-    """Read the measurements in `path`, by setup and shape, and the fault of the file: empty if it has none.
-
-    A missing file is a fault only where a variable names it.
+    """Read the measurements in `path`, by setup and shape, and the fault of the file; a missing one is a fault if a variable
+    names it.
     """
     if environment.tuned().strip() and not path.exists():
         return {}, "there is no such file"
@@ -91,16 +91,8 @@ def _read(path: Path, generation: int) -> tuple[dict[tuple[TunedSetup, TunedShap
         return {}, str(error).removeprefix(f"{path}: ")
 
 
-def _warn_once(path: Path, complaint: str) -> None:
-    mine = object()
-    if _warned.setdefault(str(path), mine) is mine:  # in one step, without a lock that a fork might leave held
-        way_out = "measure anew with `dilkit tune`, or remove it with `dilkit tune --clear`"
-        warnings.warn(f"{path} is ignored: {complaint}; {way_out}", stacklevel=2)
-
-
 @lru_cache(maxsize=1)
 def _torch_version() -> str:
-    """Return the version of torch, without importing it."""
     try:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:

@@ -125,13 +125,11 @@ def _said(shape: TunedShape) -> dict[str, Any]:
 
 def _entry(data: Any) -> TunedEntry:
     parts = _fields(data, "entry", {"setup", "shape", "seconds"})
-    setup, shape = (_fields(parts[name], name, {f.name for f in fields(kind)}) for name, kind in _PARTS)
+    setup = _fields(parts["setup"], "setup", {f.name for f in fields(TunedSetup)})
+    shape = _fields(parts["shape"], "shape", {f.name for f in fields(TunedShape)})
     if not isinstance(parts["seconds"], dict):
         raise TypeError("seconds is no object of backends and seconds")
     return TunedEntry(TunedSetup(**setup), TunedShape(**shape), tuple(parts["seconds"].items()))
-
-
-_PARTS: tuple[tuple[str, Any], ...] = (("setup", TunedSetup), ("shape", TunedShape))
 
 
 def _fields(data: Any, what: str, names: set[str]) -> dict[str, Any]:

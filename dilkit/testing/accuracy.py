@@ -2,9 +2,7 @@
 
     allowed = limit * (max|plain - exact| + a few roundings)        limit: 2, for gradients 3
 
-`exact` is the oracle in fp64, `plain` the same in plain torch math, all of it in the dtype of the tensors. The few roundings are
-there because plain torch math may hit a value exactly where others round.
-
+`exact` is the oracle in fp64, `plain` the same in the dtype of the tensors, which may hit a value exactly where others round.
 The oracle has no room for a long problem: that is checked `shortened`, and in some rows at its real length.
 """
 
@@ -15,66 +13,26 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dilkit.oracle import (
-    bias_of_rows,
-    oracle_attention,
-    oracle_attention_last,
-    oracle_attention_varlen,
-    padded_keys,
-    softmax_of_count,
-    with_zero_keys,
-)
+import torch
+from torch import Tensor
+
+from dilkit import oracle
+from dilkit.bias.base import Bias
+from dilkit.op.dropout import Dropout, draw_seed
 from dilkit.pattern import Branch, DilatedSegment, Neighborhood
 from dilkit.problem import Problem
+from dilkit.testing.biases import largest_distance
+from dilkit.testing.check import Check as Check
+from dilkit.testing.tensors import Tensors
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from dilkit.bias.base import Bias
-    from dilkit.op.dropout import Dropout
-    from dilkit.testing.tensors import Tensors
-
-Results = dict[str, "Tensor"]
+Results = dict[str, Tensor]
 """`out`, `lse`, `dq`, `dk`, `dv`, `dsink` and `dbias`, or some of them, by name."""
 LIMITS = {"out": 2.0, "lse": 2.0, "dq": 3.0, "dk": 3.0, "dv": 3.0, "dsink": 3.0, "dbias": 3.0}
-"""The allowed multiples of the error of plain torch math."""
 DROPOUT_SEED = 7
-"""The seed of torch's generator before calls that drop weights."""
 SHORT, WIDE, KEYS = 512, 8, 8
 """Tokens of a shortened problem, at most; heads in all sequences beyond which there are fewer; keys that segments keep."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """The largest error of one result against fp64, beside that of plain torch math and what is allowed.
-
-    An error that is no finite number is written as text.
-    """
-
-    what: str
-    seq: int
-    error: Any
-    plain_error: Any
-    allowed: Any
-    passed: bool
-
-    @classmethod
-    def of(cls, what: str, seq: int, error: float, plain_error: float, allowed: float) -> Check:
-        """Make a check, which is passed if the error is within what is allowed."""
-        errors = [x if math.isfinite(x) else str(x) for x in (error, plain_error, allowed)]
-        return cls(what, seq, errors[0], errors[1], errors[2], error <= allowed)
-
-    @property
-    def ratio(self) -> float:
-        """The error in units of what is allowed."""
-        return float(self.error) / float(self.allowed)
-
-    @property
-    def complaint(self) -> str:
-        """The error and what is allowed, in words."""
-        return f"{self.what} at {self.seq:,} tokens: error {float(self.error):.2g}, at most {float(self.allowed):.2g} allowed"
 
 
 @dataclass(frozen=True)
@@ -87,8 +45,6 @@ class Expected:
     @classmethod
     def of(cls, compute: Callable[[str], Results], problem: Problem, tensors: Tensors) -> Expected:
         """Make it of `compute(dtype)`, the definition on `tensors` with all arithmetic in that dtype."""
-        import torch
-
         single = "float32" if problem.dtype == "float64" else problem.dtype
         exact, plain = compute("float64"), compute(single)
         # fp64 is the oracle's own dtype: the error of plain torch math is that of fp32, scaled down.
@@ -121,10 +77,10 @@ def expected(problem: Problem, tensors: Tensors, lengths: Sequence[int] = (), la
             q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sink: Tensor | None = None, bias: Bias | None = None
         ) -> tuple[Tensor, Tensor]:
             if last:
-                return oracle_attention_last(q, k, v, problem.pattern, lengths, last, sink=sink, bias=bias, **options)
+                return oracle.oracle_attention_last(q, k, v, problem.pattern, lengths, last, sink=sink, bias=bias, **options)
             if lengths:
-                return oracle_attention_varlen(q, k, v, problem.pattern, lengths, sink=sink, bias=bias, **options)
-            return oracle_attention(q, k, v, problem.pattern, key_padding_mask=mask, sink=sink, bias=bias, **options)
+                return oracle.oracle_attention_varlen(q, k, v, problem.pattern, lengths, sink=sink, bias=bias, **options)
+            return oracle.oracle_attention(q, k, v, problem.pattern, key_padding_mask=mask, sink=sink, bias=bias, **options)
 
         return differentiated(attend, tensors.to(dtype), problem.requires_grad)
 
@@ -133,10 +89,6 @@ def expected(problem: Problem, tensors: Tensors, lengths: Sequence[int] = (), la
 
 def dropout_in(problem: Problem) -> Dropout | None:
     """Return the dropout of calls of `problem` within `seeded`; None where the problem has none."""
-    import torch
-
-    from dilkit.op.dropout import Dropout, draw_seed
-
     if not problem.dropout_p:
         return None
     seed = int(draw_seed(torch.Generator().manual_seed(DROPOUT_SEED)))
@@ -146,8 +98,6 @@ def dropout_in(problem: Problem) -> Dropout | None:
 @contextmanager
 def seeded() -> Iterator[None]:
     """Within the block, the next call with dropout has the seed of `dropout_in`."""
-    import torch
-
     with torch.random.fork_rng(devices=()):
         torch.default_generator.manual_seed(DROPOUT_SEED)
         yield
@@ -160,23 +110,21 @@ def expected_rows(problem: Problem, tensors: Tensors, rows: Tensor) -> Expected:
 
 def exact_rows(problem: Problem, tensors: Tensors, rows: Tensor, dtype: str = "float64") -> Results:
     """Compute `out`, `dq` `(batch, rows, heads, head_dim)` and `lse` `(batch, heads, rows)` of the queries in `rows`, by head."""
-    import torch
-
     kind, group = getattr(torch, dtype), problem.heads // problem.kv_heads
     count = problem.pattern.count_rows(rows, problem.seq, problem.heads, kv_heads=problem.kv_heads, is_causal=problem.is_causal)
-    padding = None if problem.is_causal else padded_keys(problem.pattern, rows, problem.seq, problem.heads, problem.kv_heads)
+    zeros = oracle.zero_keys(problem.pattern, rows, problem.seq, problem.heads, problem.kv_heads, problem.is_causal)
     dropout, keys = dropout_in(problem), torch.arange(problem.seq, device=rows.device)
     scaled = None if dropout is None else dropout.kept(problem.heads, rows, keys, problem.batch).to(kind) * dropout.factor
-    added = None if tensors.bias is None else bias_of_rows(tensors.bias, rows, keys, problem.batch, kind)
+    added = None if tensors.bias is None else oracle.bias_of_rows(tensors.bias, rows, keys, problem.batch, kind)
     rows_by_name: dict[str, list[Tensor]] = dict(out=[], lse=[], **(dict(dq=[]) if problem.requires_grad else {}))
     for head in range(problem.heads):
         query = tensors.query.detach()[:, rows, head].to(kind).requires_grad_(problem.requires_grad)
         key, value = (x.detach()[:, :, head // group].to(kind) for x in (tensors.key, tensors.value))
         seen = count[head][None] if tensors.mask is None else count[head] * ~tensors.mask[:, None, :]
         sink = None if tensors.sink is None else tensors.sink.detach()[head : head + 1]
-        inputs = with_zero_keys(key, value, seen, None if padding is None else padding[head])
+        inputs = oracle.with_zero_keys(key, value, seen, None if zeros is None else zeros[head])
         factors, bias = (None if x is None else x[:, head] for x in (scaled, added))
-        out, lse = softmax_of_count(query, *inputs, problem.scale, sink, factors, bias, problem.softcap or None)
+        out, lse = oracle.softmax_of_count(query, *inputs, problem.scale, sink, factors, bias, problem.softcap or None)
         if problem.requires_grad:
             rows_by_name["dq"] += torch.autograd.grad(out, query, tensors.dout[:, rows, head].to(kind))
         rows_by_name["out"].append(out.detach())
@@ -189,8 +137,6 @@ def differentiated(attend: Callable[..., Any], tensors: Tensors, gradients: bool
 
     Where there are sinks they are a fifth argument, and a bias is given by its name.
     """
-    import torch
-
     leaves = dict(zip(("dq", "dk", "dv", "dsink"), (*tensors.qkv, tensors.sink), strict=True))
     leaves["dbias"] = None if tensors.bias is None else tensors.bias.weights
     inputs = {name: x.detach().requires_grad_(gradients) for name, x in leaves.items() if x is not None}
@@ -210,8 +156,6 @@ def differentiated(attend: Callable[..., Any], tensors: Tensors, gradients: bool
 
 def distance(result: Tensor, exact: Tensor) -> float:
     """Return the largest |result - exact|; infinite where one is finite and the other not, or of another sign of infinity."""
-    import torch
-
     wide = result.detach().double().to(exact.device)
     return torch.where(wide == exact, 0.0, (wide - exact).abs()).nan_to_num(nan=math.inf).max().item()
 
@@ -219,14 +163,9 @@ def distance(result: Tensor, exact: Tensor) -> float:
 def _few_roundings(problem: Problem, tensors: Tensors, dtype: str, exact: Results) -> dict[str, float]:
     """Return an absolute error of a rounding or two in the accumulating dtype and one half in the result's, `dtype`.
 
-    The accumulating dtype is fp32 for half types. A gradient of scores is the difference of two terms as large as |dout| . |v|.
-    A score and its lse are rounded by themselves, so that `exp(score - lse)` has a relative error of about `eps * |lse|`: partial
-    results merge by it, and gradients start from it.
+    The accumulating dtype is fp32 for half types. A gradient of scores is the difference of two terms as large as |dout| . |v|. A
+    score and its lse are rounded by themselves: `exp(score - lse)` has a relative error of about `eps * |lse|`.
     """
-    import torch
-
-    from dilkit.testing.biases import largest_distance
-
     q, k, v, dout = (x.detach().abs().nan_to_num(0.0) for x in (*tensors.qkv, tensors.dout))
     largest = {name: x[x.isfinite()].abs().max().item() if x.isfinite().any() else 0.0 for name, x in exact.items()}
     means = dout.mean(dtype=torch.float64) * v.mean(dtype=torch.float64)
@@ -242,11 +181,11 @@ def _few_roundings(problem: Problem, tensors: Tensors, dtype: str, exact: Result
 
 
 def shortened(problem: Problem) -> Problem:
-    """Return `problem` with lengths divided by the power of two that leaves at most `SHORT` tokens; rates stay as they are.
+    """Return `problem` with lengths divided by the power of two that leaves at most `SHORT` tokens, and matrices as of `WIDE`
+    heads.
 
-    Problems of many heads and sequences keep fewer tokens, so that the oracle's matrices are no larger than those of `WIDE`. A
-    segment keeps `KEYS` of its keys, as far as it has them: with a single key no query would have a gradient. Branches of other
-    kinds stay. A grid is made smaller as a whole; with grids of several shapes, nothing is.
+    Rates stay, and a segment keeps `KEYS` of its keys, as with one no query has a gradient. A grid is made smaller, not several
+    shapes.
     """
     grids = [branch for branch in problem.pattern.branches if isinstance(branch, Neighborhood)]
     if len({grid.shape for grid in grids}) > 1:
@@ -259,7 +198,6 @@ def shortened(problem: Problem) -> Problem:
 
 
 def _smaller_grid(grids: Sequence[Neighborhood], tokens: int) -> tuple[int, ...]:
-    """Halve the largest sides of the one shape of `grids` until it has at most `tokens` cells, or no room for a window."""
     shape, dimensions = list(grids[0].shape), range(len(grids[0].shape))
     least = [max(grid.kernel_size[i] * grid.dilation[i] for grid in grids) for i in dimensions]
     while math.prod(shape) > tokens and (wide := [i for i in dimensions if shape[i] > least[i]]):

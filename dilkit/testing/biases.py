@@ -9,27 +9,32 @@ from dilkit.bias.alibi import Alibi, CoordinateAlibi
 from dilkit.bias.base import Bias
 from dilkit.bias.form import BiasForm
 from dilkit.bias.tables import GridTable, RelativeTable, t5_buckets
-from dilkit.testing.bias_forms import BIAS_FORMS
+from dilkit.testing.problems import BIAS_FORMS
 
 
-def made_bias(form: BiasForm, heads: int, batch: int, seq: int, draw: torch.Generator, device: str = "cpu") -> Bias:
-    """Make a bias of this form for `batch` sequences of `seq` rows, in float64. A tenth of the longest distance adds about 1."""
+def made_bias(
+    form: BiasForm, heads: int, batch: int, seq: int, draw: torch.Generator, device: str, dtype: torch.dtype = torch.float64
+) -> Bias:
+    """Make a bias of this form for `batch` sequences of `seq` rows. A tenth of the longest distance adds about 1."""
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=draw, dtype=torch.float64, device=draw.device).to(device)
 
-    if form.sizes and not form.placed:
-        if form.sizes == BIAS_FORMS["buckets"].sizes:
-            return RelativeTable(normal(heads, 12), t5_buckets(12, 20).to(device))
-        return RelativeTable(normal(heads, *form.sizes))
-    if form.sizes:
+    bias: Bias
+    if form.sizes == BIAS_FORMS["buckets"].sizes and not form.placed:
+        bias = RelativeTable(normal(heads, 12), t5_buckets(12, 20).to(device))
+    elif form.sizes and not form.placed:
+        bias = RelativeTable(normal(heads, *form.sizes))
+    elif form.sizes:
         side = max(1, round(seq ** (1 / form.dims)))
         shape = (-(-seq // side ** (form.dims - 1)), *(side,) * (form.dims - 1))
-        return GridTable(normal(heads, *form.sizes), shape)
-    if not form.placed:
-        return Alibi(normal(heads).abs() * 10 / max(seq, 1))
-    coordinates = 10 * normal(batch, seq, form.dims)
-    return CoordinateAlibi(normal(heads).abs() / 3, coordinates.float(), form.metric)
+        bias = GridTable(normal(heads, *form.sizes), shape)
+    elif not form.placed:
+        bias = Alibi(normal(heads).abs() * 10 / max(seq, 1))
+    else:
+        coordinates = 10 * normal(batch, seq, form.dims)
+        bias = CoordinateAlibi(normal(heads).abs() / 3, coordinates.float(), form.metric)
+    return bias.with_weights(bias.weights.to(dtype))
 
 
 def largest_distance(bias: Bias, seq: int) -> float:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from dilkit import dilated_attention, dilated_attention_varlen, dilated_attention_with_kvcache
-from dilkit.bias.base import Bias
 from dilkit.checks import visible
 from dilkit.device import device_named
 from dilkit.op import attend, kvcache
@@ -100,7 +99,6 @@ def repeats_that_differ(backend: str, case: Case, device: str, repeats: int) -> 
 
 
 def _inputs(tensors: Tensors) -> list[Tensor]:
-    """Return the tensors that a backend only reads."""
     bias = tensors.bias
     of_bias = () if bias is None else (bias.weights, getattr(bias, "coordinates", None))
     return [x for x in (*tensors.qkv, tensors.mask, tensors.sink, *of_bias) if x is not None]
@@ -119,20 +117,12 @@ def _decide(backend: str, case: Case, device: str, requires_grad: bool) -> Decis
     return next(d for d in trace.decisions if d.name == backend)
 
 
-def _call(
-    case: Case,
-    backend: str,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None = None,
-    sink: Tensor | None = None,
-    bias: Bias | None = None,
-) -> Any:
-    options: dict[str, Any] = dict(is_causal=case.is_causal, scale=case.scale, sink=sink, backend=backend, return_lse=True)
+def _call(case: Case, backend: str, q: Tensor, k: Tensor, v: Tensor, mask: Any = None, sink: Any = None, bias: Any = None) -> Any:
+    options: dict[str, Any] = dict(scale=case.scale, sink=sink, bias=bias, softcap=case.softcap or None, backend=backend)
+    options["return_lse"] = True
     if case.rows:
-        return _last_rows(case, q, k, v, sink, backend, bias)
-    options |= dict(dropout_p=case.dropout_p, bias=bias, softcap=case.softcap or None)
+        return _last_rows(case, q, k, v, options)
+    options |= dict(is_causal=case.is_causal, dropout_p=case.dropout_p)
     with seeded():
         if case.pattern.given_blocks is not None:
             options["block_layout"] = make_tensors(case, q.device.type).block_layout
@@ -142,16 +132,14 @@ def _call(
         return tuple(x.unsqueeze(0) for x in dilated_attention_varlen(q[0], k[0], v[0], case.pattern, cu_seqlens, **options))
 
 
-def _last_rows(case: Case, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, backend: str, bias: Bias | None) -> Any:
-    """Compute the last rows against a cache that holds those before them, and NaN from there on."""
+def _last_rows(case: Case, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Any:
     before = torch.tensor(case.lengths, device=q.device) - case.rows
     places = before[:, None] + torch.arange(case.rows, device=q.device)
     query, key, value = (torch.stack([one[rows] for one, rows in zip(x, places, strict=True)]) for x in (q, k, v))
     unwritten = torch.arange(case.seq, device=q.device) >= before[:, None]
     k_cache, v_cache = (x.masked_fill(unwritten[:, :, None, None], torch.nan) for x in (k, v))
-    options: dict[str, Any] = dict(scale=case.scale, sink=sink, backend=backend, return_lse=True, cache_seqlens=before.int())
-    options |= dict(bias=bias, softcap=case.softcap or None)
-    return dilated_attention_with_kvcache(query, k_cache, v_cache, case.pattern, key=key, value=value, **options)
+    rows: dict[str, Any] = dict(key=key, value=value, cache_seqlens=before.int())
+    return dilated_attention_with_kvcache(query, k_cache, v_cache, case.pattern, **rows, **options)
 
 
 def _clean(results: Results, case: Case) -> Results:
@@ -165,7 +153,6 @@ def _clean(results: Results, case: Case) -> Results:
 
 
 def _malformed(results: Results, tensors: Tensors, case: Case) -> list[str]:
-    """Return the faults in shapes and dtypes of the results, and values in rows that see nothing."""
     wrong = []
     batch, seq, heads, head_dim = tensors.query.shape
     query, key = (batch, case.rows or seq, heads, head_dim), tuple(tensors.key.shape)
@@ -184,7 +171,6 @@ def _malformed(results: Results, tensors: Tensors, case: Case) -> list[str]:
 
 
 def _judge(results: Results, want: Expected) -> tuple[dict[str, float], list[str]]:
-    """Return the error ratios of all results, and a text for each that exceeds its limit."""
     ratios, wrong = {}, []
     for name, x in results.items():
         error, plain = distance(x, want.exact[name]), want.error[name]

@@ -24,10 +24,9 @@ class MeasureError(RuntimeError):
 def peak_memory(function: Callable[[], Any], device: str = "cpu") -> int:
     """Measure the peak extra memory of one call in bytes: the most held during it, with its result, over what was held before.
 
-    On CUDA it reads the allocator's statistics; on the CPU, the kernel's high-water mark of the process's resident memory, which
-    counts every allocation of every thread and library, but in pages: memory is counted when first written to. Pages of files,
-    such as those of code, do not count. It is good to about 0.5 MiB. Warm `function` up first, or its caches count as well.
-    Raises `MeasureError` anywhere but on Linux with glibc's allocator, and where a known allocation is not seen in full.
+    On CUDA by the allocator's statistics; on the CPU by the high-water mark of the process's resident memory, without pages of
+    files, to about 0.5 MiB. Warm `function` up first, or its caches count as well. Raises `MeasureError` anywhere but on Linux
+    with glibc's allocator, and where a known allocation is not seen in full.
     """
     check_peak_memory(device)
     return _cuda_peak(function) if device == "cuda" else _resident_peak(function)
@@ -76,8 +75,7 @@ def _status_bytes(field: str) -> int:
 def _check_resident_method() -> None:
     """Raise `MeasureError` unless a known allocation is seen in full, in one of a few tries after the first.
 
-    An allocator that keeps memory shows it in the first try alone. The system, which takes pages away where memory is short,
-    and other threads spoil some tries, not all.
+    An allocator that keeps memory shows it in the first try alone. A system short of memory and other threads spoil some tries.
     """
     import torch
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dilkit.pattern import BlockSparse, Branch, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
 from dilkit.problem import DTYPES
-from dilkit.testing.problems import RAGGED, SPARSE, Case, Fields
+from dilkit.testing.problems import RAGGED, SPARSE, Case, Fields, kinds, segments
 
 LENGTHS: dict[str, tuple[int, ...]] = {
     "two": (23, 17),
@@ -17,19 +17,17 @@ LENGTHS: dict[str, tuple[int, ...]] = {
     "many short": tuple(i * 7 % 6 for i in range(60)),
     "one long": (3, 150, 2, 1),
 }
-"""The lengths of the sequences of packed cases, by name."""
 
 RANDOM = 16
-"""The number of cases that pack sequences at random, by a fixed seed."""
 
 _FIELDS: dict[str, Fields] = {
     "causal": dict(is_causal=True),
     "grouped heads": dict(kv_heads=2),
-    "block once": dict(pattern=Pattern([8, 16, 32], [1, 2, 4], offset="block", overlap="once")),
+    "block once": segments([8, 16, 32], [1, 2, 4], offset="block", overlap="once"),
     "ragged causal": dict(pattern=RAGGED, is_causal=True),
     "head split": dict(pattern=Pattern([8, 16], [1, 2], heads=[(0, 2), (1, 3)])),
-    "tail zeros": dict(pattern=Pattern([8, 16, 32], [1, 2, 4], tail="zeros")),
-    "sink": dict(sink="random", pattern=Pattern([8, 24], [2, 4], tail="zeros")),
+    "tail zeros": segments([8, 16, 32], [1, 2, 4], tail="zeros"),
+    "sink": segments([8, 24], [2, 4], tail="zeros", sink="random"),
     "dense": dict(pattern=Pattern.dense()),
     "sparse": dict(pattern=SPARSE),
     "sliced": dict(layout="sliced"),
@@ -44,7 +42,6 @@ def _packed(variant: str, lengths: tuple[int, ...], **fields: object) -> Case:
 
 
 def _random(count: int) -> Iterator[Case]:
-    """Return cases that join features at random; the seed is fixed, so the list is the same everywhere."""
     draw = random.Random(20261122)
     for i in range(count):
         heads, kv_heads = draw.choice([(1, 1), (3, 3), (4, 4), (4, 2), (4, 1), (6, 2)])
@@ -82,7 +79,6 @@ PACKED = (
     _packed("one huge", (1, 700, 0, 2), heads=2, head_dim=8, is_causal=True),
     *_random(RANDOM),
 )
-"""Sequences of different lengths in one call."""
 
 _CACHED: dict[str, Fields] = {
     "one row": dict(rows=1),
@@ -90,7 +86,7 @@ _CACHED: dict[str, Fields] = {
     "grouped heads": dict(rows=3, kv_heads=2),
     "ragged": dict(rows=2, pattern=RAGGED),
     "head split": dict(rows=5, pattern=Pattern([8, 16], [1, 2], heads=[(0, 2), (1, 3)])),
-    "block": dict(rows=4, pattern=Pattern([8, 16, 32], [1, 2, 4], offset="block")),
+    "block": segments([8, 16, 32], [1, 2, 4], offset="block", rows=4),
     "dense": dict(rows=2, pattern=Pattern.dense()),
     "sparse": dict(rows=6, pattern=SPARSE),
     "sink": dict(rows=3, sink="random"),
@@ -108,28 +104,25 @@ CACHED = tuple(_cached(name, dtype, fields) for name, fields in _CACHED.items() 
 _WIDTHS = ("float32", "bfloat16")
 _WINDOW_AND_TOKENS = Pattern.of(SlidingWindow(5), GlobalTokens([0, 14, 24]))  # of which shorter sequences have the first alone
 _KINDS_PACKED: dict[str, Fields] = {
-    "windows": dict(pattern=Pattern.of(SlidingWindow(7), SlidingWindow(30, 3)), is_causal=True, kv_heads=2),
-    "window on both sides": dict(pattern=Pattern.of(SlidingWindow(5))),
+    "windows": kinds(SlidingWindow(7), SlidingWindow(30, 3), is_causal=True, kv_heads=2),
+    "window on both sides": kinds(SlidingWindow(5)),
     "global tokens": dict(pattern=_WINDOW_AND_TOKENS),
     "sinks": dict(pattern=Pattern.streaming_llm(6, sinks=4), is_causal=True),
-    "strides": dict(pattern=Pattern.of(Strided(6)), sink="random"),
-    "blocks": dict(pattern=Pattern.of(BlockSparse.bigbird(7, 4, heads=4))),
-    "poisoned mix": dict(
-        pattern=Pattern.of(SlidingWindow(9, 2), GlobalTokens(2), Strided(5), DilatedSegment(8, 2)), poisoned=True
-    ),
+    "strides": kinds(Strided(6), sink="random"),
+    "blocks": kinds(BlockSparse.bigbird(7, 4, heads=4)),
+    "poisoned mix": kinds(SlidingWindow(9, 2), GlobalTokens(2), Strided(5), DilatedSegment(8, 2), poisoned=True),
 }
 _KINDS_CACHED: dict[str, Fields] = {
-    "window": dict(rows=1, pattern=Pattern.of(SlidingWindow(7))),
-    "windows of a chunk": dict(rows=6, kv_heads=2, pattern=Pattern.of(SlidingWindow(12, 4), SlidingWindow(3))),
-    "global tokens": dict(rows=9, pattern=Pattern.of(SlidingWindow(5), GlobalTokens([2, 12, 39]))),
+    "window": kinds(SlidingWindow(7), rows=1),
+    "windows of a chunk": kinds(SlidingWindow(12, 4), SlidingWindow(3), rows=6, kv_heads=2),
+    "global tokens": kinds(SlidingWindow(5), GlobalTokens([2, 12, 39]), rows=9),
     "sinks": dict(rows=2, pattern=Pattern.streaming_llm(6, sinks=4), sink="random"),
-    "strides": dict(rows=3, pattern=Pattern.of(Strided(6), DilatedSegment(16, 2))),
-    "blocks": dict(rows=5, pattern=Pattern.of(BlockSparse.bigbird(11, 4))),
+    "strides": kinds(Strided(6), DilatedSegment(16, 2), rows=3),
+    "blocks": kinds(BlockSparse.bigbird(11, 4), rows=5),
 }
 
 
 def _random_kinds(count: int) -> Iterator[Case]:
-    """Return packings of branches of all kinds that sequences of any length have, at random by a fixed seed."""
     draw = random.Random(20261123)
     for i in range(count):
         size, tokens = draw.randint(1, 30), sorted(draw.sample(range(25), draw.randint(1, 4)))

@@ -36,10 +36,9 @@ def poisoned_memory() -> Iterator[None]:
 
 
 def clean_rows(case: Case) -> Tensor:
-    """Return a mask, bool `(total,)`, of the rows of a packed case that are not poisoned.
+    """Return a mask, bool `(total,)`, of the rows of a packed case that are not poisoned, as those of every other sequence are.
 
-    Every other sequence that is not empty is poisoned, unless it is the only one. The first is: kernels read its first row in
-    the place of rows that are not there, and must drop it.
+    The first is, whose first row kernels read in the place of rows that are not there.
     """
     clean = torch.ones(case.seq, dtype=torch.bool)
     if case.poisoned:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dilkit.bias.form import BiasForm
 from dilkit.device import Device, probe
 from dilkit.pattern import (
     BlockSparse,
+    Branch,
     DilatedSegment,
     Documents,
     GlobalTokens,
@@ -21,8 +24,8 @@ from dilkit.pattern import (
     SlidingWindow,
     Strided,
 )
+from dilkit.pattern.text import RULES
 from dilkit.problem import DTYPES, Problem
-from dilkit.testing.bias_forms import BIAS_FORMS
 
 NESTED = Pattern([8, 16, 32], [1, 2, 4])
 RAGGED = Pattern([6, 10, 21], [1, 3, 5])
@@ -35,25 +38,52 @@ SINKS = ("random", "large", "of some heads")
 VALUES = ("normal", "large query", "large key", "large value", "huge", "constant value", "ignored NaN")
 Fields = dict[str, Any]
 MIXED = 80
-"""The number of cases that join several features at random, by a fixed seed."""
 
 
 BLOCKS = "bools", "bools by head", "numbers", "numbers for all"
 """The forms of the block layout of a call: bools or numbers, for how many heads; "for all": also for all of a batch."""
 
 
+BIAS_FORMS = {
+    "alibi": BiasForm(),
+    "euclidean": BiasForm(dims=2, metric="euclidean", placed=True),
+    "l1": BiasForm(dims=3, metric="l1", placed=True),
+    "max": BiasForm(dims=2, metric="max", placed=True),
+    "euclidean in space": BiasForm(dims=3, metric="euclidean", placed=True),
+    "l1 in a plane": BiasForm(dims=2, metric="l1", placed=True),
+    "max in space": BiasForm(dims=3, metric="max", placed=True),
+    "in a line": BiasForm(dims=1, metric="euclidean", placed=True),
+    "clipped": BiasForm(sizes=(15,)),
+    "buckets": BiasForm(sizes=(2 * 20 + 1,)),
+    "grid in a line": BiasForm(sizes=(9,), placed=True),
+    "grid": BiasForm(dims=2, sizes=(5, 7), placed=True),
+    "grid in space": BiasForm(dims=3, sizes=(3, 3, 5), placed=True),
+}
+
+
+def form_like(form: BiasForm) -> str:
+    """Return the name in `BIAS_FORMS` of a form that kernels compute with the same code as `form`.
+
+    >>> from dilkit.bias.form import BiasForm
+    >>> from dilkit.testing.problems import form_like
+    >>> form_like(BiasForm(dims=2, sizes=(27, 27), placed=True, learned=True))
+    'grid'
+    """
+    return next(name for name, known in BIAS_FORMS.items() if known.code == form.code)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """One problem of the list. Its tensors are made by `dilkit.testing.tensors`, seeded by feature and variant.
 
-    `lengths`: those of sequences that are packed; `seq` is their sum then, `batch` is 1. With `rows` they are those of a batch
-    of sequences whose keys lie in a cache with the capacity `seq`, and only so many last rows of each are computed.
-    `mask`: which keys are ignored: "random" ones, a third at the "left" or "right", those of one batch "element", "all".
-    `layout`: how the tensors lie in memory. `values`: their sizes; "huge" scores have no correct digits left to recompute
-    them from in a backward pass, so `gradients` is False there; "ignored NaN" is in keys and values that the mask ignores.
-    `poisoned`: every other sequence is made of NaN and inf, of which nothing may show in the others.
-    `blocks`: how the layout of a call is given, one of `BLOCKS`, where the pattern needs one.
-    `sink`: "none", or one of `SINKS`; of heads that have none the logit is -inf. `bias`: "none", or one of `BIAS_FORMS`.
+    - `lengths`: of packed sequences, whose sum `seq` is; with `rows`, of sequences in a cache with the capacity `seq`, of which
+      only so many last rows are computed.
+    - `mask`: the keys ignored: "random" ones, a third at the "left" or "right", those of one batch "element", "all".
+    - `values`: sizes; "huge" scores have no digits left for a backward pass (`gradients=False`); "ignored NaN" is behind the
+      mask.
+    - `poisoned`: every other sequence is made of NaN and inf, of which nothing may show in the others.
+    - `layout`: of the tensors in memory. `blocks`: the form of a call's block layout, one of `BLOCKS`. `bias`: "none", or one of
+      `BIAS_FORMS`. `sink`: "none", or one of `SINKS`.
     """
 
     feature: str
@@ -92,14 +122,23 @@ class Case:
 
     def problem(self, device: Device | None = None, requires_grad: bool = True) -> Problem:
         """Return this case as the selector sees it, on `device` (default: the CPU)."""
-        sizes: Fields = dict(seq=self.seq, heads=self.heads, kv_heads=self.kv_heads or self.heads, head_dim=self.head_dim)
-        flags: Fields = dict(is_causal=self.is_causal, key_padding_mask=self.mask != "none", scale=self.scale)
-        many: Fields = dict(varlen=bool(self.lengths) and not self.rows, kv_cache=bool(self.rows), dropout_p=self.dropout_p)
-        form = None if self.bias == "none" else BIAS_FORMS[self.bias]
+        alike = "pattern", "seq", "heads", "kv_heads", "head_dim", "batch", "dtype", "is_causal", "scale", "dropout_p", "softcap"
+        facts: Fields = {name: getattr(self, name) for name in alike}
+        facts |= dict(varlen=bool(self.lengths) and not self.rows, kv_cache=bool(self.rows), key_padding_mask=self.mask != "none")
         learned = requires_grad and self.gradients
-        many |= dict(softcap=self.softcap, bias=form if form is None else replace(form, learned=learned))
-        where: Fields = dict(device=device or probe("cpu"), requires_grad=requires_grad and self.gradients)
-        return Problem(pattern=self.pattern, dtype=self.dtype, batch=self.batch, **sizes, **flags, **many, **where)
+        bias = None if self.bias == "none" else replace(BIAS_FORMS[self.bias], learned=learned)
+        return Problem(**facts, bias=bias, device=device or probe("cpu"), requires_grad=learned)
+
+
+def kinds(*branches: Branch, **fields: Any) -> Fields:
+    """Return the fields of a case with a pattern of these branches, whose rules, such as `overlap`, are given among them."""
+    rules = {name: fields.pop(name) for name in RULES if name in fields}
+    return dict(pattern=Pattern.of(*branches, **rules), **fields)
+
+
+def segments(lengths: Sequence[int], rates: Sequence[int], **fields: Any) -> Fields:
+    """Return the fields of a case with a pattern of dilated segments."""
+    return kinds(*map(DilatedSegment, lengths, rates), **fields)
 
 
 def _in_dtypes(feature: str, variants: dict[str, Fields], dtypes: Iterable[str] = DTYPES) -> tuple[Case, ...]:
@@ -111,8 +150,8 @@ def _in_dtypes(feature: str, variants: dict[str, Fields], dtypes: Iterable[str] 
 FEATURES: dict[str, dict[str, Fields]] = {
     "plain": {
         "nested": {},
-        "two branches": dict(pattern=Pattern([8, 32], [1, 4])),
-        "one branch": dict(pattern=Pattern([8], [1])),
+        "two branches": segments([8, 32], [1, 4]),
+        "one branch": segments([8], [1]),
     },
     "causal": {"nested": dict(is_causal=True), "ragged": dict(is_causal=True, pattern=RAGGED, seq=53)},
     "mask": {mask: dict(mask=mask) for mask in ("random", "left", "right")}
@@ -120,18 +159,18 @@ FEATURES: dict[str, dict[str, Fields]] = {
     "grouped heads": {
         "4 over 2": dict(kv_heads=2),
         "4 over 1 causal": dict(kv_heads=1, is_causal=True),
-        "6 over 3 block": dict(heads=6, kv_heads=3, pattern=Pattern([8, 32], [2, 4], offset="block")),
+        "6 over 3 block": segments([8, 32], [2, 4], offset="block", heads=6, kv_heads=3),
         "8 over 2 mask": dict(heads=8, kv_heads=2, mask="random"),
     },
     "offset": {
-        "block": dict(pattern=Pattern([8, 16, 32], [1, 2, 4], offset="block")),
-        "block 6 heads": dict(heads=6, pattern=Pattern([16, 32], [3, 4], offset="block"), is_causal=True),
-        "heads 3-6 of 8": dict(pattern=Pattern([16, 32], [2, 4], head_shard=(3, 8))),
-        "heads 5-8 of 12 block": dict(pattern=Pattern([16, 35], [3, 4], offset="block", head_shard=(5, 12))),
+        "block": segments([8, 16, 32], [1, 2, 4], offset="block"),
+        "block 6 heads": segments([16, 32], [3, 4], offset="block", heads=6, is_causal=True),
+        "heads 3-6 of 8": segments([16, 32], [2, 4], head_shard=(3, 8)),
+        "heads 5-8 of 12 block": segments([16, 35], [3, 4], offset="block", head_shard=(5, 12)),
     },
     "overlap": {
-        "once": dict(pattern=Pattern([8, 16, 32], [1, 2, 4], overlap="once")),
-        "once causal": dict(pattern=Pattern([6, 10, 21], [1, 3, 5], overlap="once"), is_causal=True, seq=43),
+        "once": segments([8, 16, 32], [1, 2, 4], overlap="once"),
+        "once causal": segments([6, 10, 21], [1, 3, 5], overlap="once", is_causal=True, seq=43),
         "twice the same": dict(pattern=TWICE),
     },
     "head split": {
@@ -142,15 +181,13 @@ FEATURES: dict[str, dict[str, Fields]] = {
         "grouped": dict(pattern=Pattern([8, 16], [1, 2], heads=[(0, 3), (3, 6)]), heads=6, kv_heads=2),
     },
     "tail": {
-        "zeros": dict(pattern=Pattern([8, 16, 32], [1, 2, 4], tail="zeros"), seq=43),
-        "zeros mask": dict(pattern=Pattern([8, 16, 32], [1, 2, 4], tail="zeros"), seq=41, mask="right"),
-        "zeros block grouped": dict(
-            pattern=Pattern([12, 24, 64], [3, 4, 5], offset="block", tail="zeros"), seq=53, heads=6, kv_heads=3
-        ),
-        "zeros ragged": dict(pattern=Pattern([6, 10, 21], [1, 3, 5], tail="zeros"), seq=47),
-        "zeros all masked": dict(pattern=Pattern([8, 16], [1, 4], tail="zeros"), seq=19, mask="all"),
+        "zeros": segments([8, 16, 32], [1, 2, 4], tail="zeros", seq=43),
+        "zeros mask": segments([8, 16, 32], [1, 2, 4], tail="zeros", seq=41, mask="right"),
+        "zeros block grouped": segments([12, 24, 64], [3, 4, 5], offset="block", tail="zeros", seq=53, heads=6, kv_heads=3),
+        "zeros ragged": segments([6, 10, 21], [1, 3, 5], tail="zeros", seq=47),
+        "zeros all masked": segments([8, 16], [1, 4], tail="zeros", seq=19, mask="all"),
         "zeros heads 3-6 of 8": dict(pattern=Pattern([16, 32], [2, 4], heads=[(0, 3), (1, 4)], head_shard=(3, 8), tail="zeros")),
-        "zeros causal": dict(pattern=Pattern([8, 16, 32], [1, 2, 4], tail="zeros"), seq=43, is_causal=True),
+        "zeros causal": segments([8, 16, 32], [1, 2, 4], tail="zeros", seq=43, is_causal=True),
     },
     "sink": {
         "nested": dict(sink="random"),
@@ -158,8 +195,8 @@ FEATURES: dict[str, dict[str, Fields]] = {
         "mask": dict(sink="random", mask="random"),
         "of some heads": dict(sink="of some heads", kv_heads=2),
         "large": dict(sink="large"),
-        "tail grouped": dict(
-            sink="random", pattern=Pattern([12, 24, 64], [3, 4, 5], offset="block", tail="zeros"), seq=53, heads=6, kv_heads=3
+        "tail grouped": segments(
+            [12, 24, 64], [3, 4, 5], offset="block", tail="zeros", sink="random", seq=53, heads=6, kv_heads=3
         ),
         "rows no head keeps": dict(sink="random", pattern=SPARSE),
         "unserved head": dict(sink="of some heads", pattern=Pattern([8, 16], [1, 2], heads=[(0, 2), (1, 3)])),
@@ -167,15 +204,15 @@ FEATURES: dict[str, dict[str, Fields]] = {
     },
     "length": {str(n): dict(seq=n) for n in (1, 2, 7, 15, 16, 17, 31, 37, 61, 64)} | {"31 causal": dict(seq=31, is_causal=True)},
     "long segment": {
-        "w > n": dict(pattern=Pattern([64, 1000], [1, 4]), seq=23),
-        "1 token": dict(pattern=Pattern([64], [4]), seq=1),
+        "w > n": segments([64, 1000], [1, 4], seq=23),
+        "1 token": segments([64], [4], seq=1),
     },
     "rate": {
-        "equals segment": dict(pattern=Pattern([4, 8], [4, 8])),
-        "exceeds heads": dict(pattern=Pattern([8, 16], [1, 8]), heads=2),
-        "does not divide heads": dict(pattern=Pattern([12, 24], [1, 3])),
-        "does not divide segment": dict(pattern=Pattern([10, 22], [3, 4]), is_causal=True),
-        "exceeds tail": dict(pattern=Pattern([16], [8]), heads=8, seq=35),
+        "equals segment": segments([4, 8], [4, 8]),
+        "exceeds heads": segments([8, 16], [1, 8], heads=2),
+        "does not divide heads": segments([12, 24], [1, 3]),
+        "does not divide segment": segments([10, 22], [3, 4], is_causal=True),
+        "exceeds tail": segments([16], [8], heads=8, seq=35),
     },
     "branches": {
         "not nested": dict(pattern=RAGGED, seq=59),
@@ -216,7 +253,6 @@ FEATURES: dict[str, dict[str, Fields]] = {
 
 
 def _mixed(count: int) -> Iterator[Case]:
-    """Return cases that join features at random; the seed is fixed, so the list is the same everywhere."""
     draw = random.Random(20230705)
     for i in range(count):
         heads, kv_heads = draw.choice([(1, 1), (2, 2), (3, 3), (4, 4), (4, 2), (4, 1), (6, 2), (8, 4)])
@@ -250,141 +286,123 @@ _DROPPING: dict[str, Fields] = {
     "nested": dict(dropout_p=0.2),
     "ragged causal": dict(dropout_p=0.5, is_causal=True, pattern=RAGGED, seq=53),
     "mask grouped": dict(dropout_p=0.1, mask="random", kv_heads=2),
-    "once": dict(dropout_p=0.3, pattern=Pattern([8, 16, 32], [1, 2, 4], overlap="once")),
-    "heads 3-6 of 8": dict(dropout_p=0.4, pattern=Pattern([16, 32], [2, 4], head_shard=(3, 8))),
-    "tail sink": dict(dropout_p=0.25, sink="random", pattern=Pattern([8, 16, 32], [1, 2, 4], tail="zeros"), seq=43),
+    "once": segments([8, 16, 32], [1, 2, 4], overlap="once", dropout_p=0.3),
+    "heads 3-6 of 8": segments([16, 32], [2, 4], head_shard=(3, 8), dropout_p=0.4),
+    "tail sink": segments([8, 16, 32], [1, 2, 4], tail="zeros", dropout_p=0.25, sink="random", seq=43),
     "almost all dense": dict(dropout_p=0.9, pattern=Pattern.dense(), seq=67),
     "packed causal": dict(dropout_p=0.3, is_causal=True, kv_heads=2, batch=1, lengths=(0, 13, 0, 0, 25, 1, 0), seq=39),
 }
 DROPPING = _in_dtypes("dropout", _DROPPING)
-"""Calls that drop weights, of sequences by themselves and packed."""
 
 _IN_TURN = Intervals([[i - i % 9, i + 3] for i in range(60)], [[i, i + 5 * (i % 2)] for i in range(60)])
 """Each row sees what is before it in its nine rows, and a run or a row after it."""
+_LAST: Fields = dict(lengths=(13, 25), seq=39, is_causal=True, gradients=False)
 _MIXED = (DilatedSegment(16, 4), SlidingWindow(5), GlobalTokens(2), Strided(9))
 _OTHER_KINDS: dict[str, Fields] = {
-    "window of 1": dict(pattern=Pattern.of(SlidingWindow(1))),
-    "even window": dict(pattern=Pattern.of(SlidingWindow(8)), seq=53),
-    "odd window causal": dict(pattern=Pattern.of(SlidingWindow(7)), seq=53, is_causal=True, kv_heads=2),
-    "window of all": dict(pattern=Pattern.of(SlidingWindow(40)), mask="random"),
-    "window beyond all causal": dict(pattern=Pattern.of(SlidingWindow(1000)), seq=23, is_causal=True),
-    "dilated window": dict(pattern=Pattern.of(SlidingWindow(16, 3)), seq=47, mask="right"),
-    "dilated window causal": dict(pattern=Pattern.of(SlidingWindow(17, 4)), is_causal=True, layout="sliced"),
-    "windows by heads": dict(pattern=Pattern.of(SlidingWindow(3, heads=(0, 2)), SlidingWindow(9, 2, heads=(1, 4)))),
-    "global tokens": dict(pattern=Pattern.of(GlobalTokens(3)), mask="left"),
-    "global tokens causal": dict(pattern=Pattern.of(GlobalTokens([0, 7, 39])), is_causal=True),
-    "read only": dict(pattern=Pattern.of(GlobalTokens([3, 30], "read")), kv_heads=2),
-    "beyond the end": dict(pattern=Pattern.of(SlidingWindow(2), GlobalTokens([4, 90])), seq=31, is_causal=True),
-    "strided": dict(pattern=Pattern.of(Strided(6)), seq=37),
-    "strided causal": dict(pattern=Pattern.of(Strided(8)), is_causal=True, seq=41),
-    "strides packed": dict(
-        pattern=Pattern.of(Strided(4), SlidingWindow(9, 6)), batch=1, lengths=(0, 13, 1, 25), seq=39, kv_heads=2, dropout_p=0.2
-    ),
-    "strides last rows": dict(pattern=Pattern.of(Strided(4)), lengths=(13, 25), seq=39, rows=4, is_causal=True, gradients=False),
-    "blocks": dict(pattern=Pattern.of(BlockSparse.local_global(6, 8)), seq=43, mask="random"),
-    "blocks by heads causal": dict(pattern=Pattern.of(BlockSparse.bigbird(8, 6, heads=4)), seq=45, kv_heads=2, is_causal=True),
-    "blocks and segments": dict(pattern=Pattern.of(BlockSparse.bigbird(5, 9), DilatedSegment(16, 2)), seq=41),
-    "blocks packed": dict(pattern=Pattern.of(BlockSparse.bigbird(9, 3)), batch=1, lengths=(26, 13), seq=39),
+    "window of 1": kinds(SlidingWindow(1)),
+    "even window": kinds(SlidingWindow(8), seq=53),
+    "odd window causal": kinds(SlidingWindow(7), seq=53, is_causal=True, kv_heads=2),
+    "window of all": kinds(SlidingWindow(40), mask="random"),
+    "window beyond all causal": kinds(SlidingWindow(1000), seq=23, is_causal=True),
+    "dilated window": kinds(SlidingWindow(16, 3), seq=47, mask="right"),
+    "dilated window causal": kinds(SlidingWindow(17, 4), is_causal=True, layout="sliced"),
+    "windows by heads": kinds(SlidingWindow(3, heads=(0, 2)), SlidingWindow(9, 2, heads=(1, 4))),
+    "global tokens": kinds(GlobalTokens(3), mask="left"),
+    "global tokens causal": kinds(GlobalTokens([0, 7, 39]), is_causal=True),
+    "read only": kinds(GlobalTokens([3, 30], "read"), kv_heads=2),
+    "beyond the end": kinds(SlidingWindow(2), GlobalTokens([4, 90]), seq=31, is_causal=True),
+    "strided": kinds(Strided(6), seq=37),
+    "strided causal": kinds(Strided(8), is_causal=True, seq=41),
+    "strides packed": kinds(Strided(4), SlidingWindow(9, 6), batch=1, lengths=(0, 13, 1, 25), seq=39, kv_heads=2, dropout_p=0.2),
+    "strides last rows": kinds(Strided(4), **_LAST, rows=4),
+    "blocks": kinds(BlockSparse.local_global(6, 8), seq=43, mask="random"),
+    "blocks by heads causal": kinds(BlockSparse.bigbird(8, 6, heads=4), seq=45, kv_heads=2, is_causal=True),
+    "blocks and segments": kinds(BlockSparse.bigbird(5, 9), DilatedSegment(16, 2), seq=41),
+    "blocks packed": kinds(BlockSparse.bigbird(9, 3), batch=1, lengths=(26, 13), seq=39),
     "neighborhood": dict(pattern=Pattern.natten((5, 9), (3, 5)), seq=45, mask="random"),
     "neighborhood in a line causal": dict(pattern=Pattern.natten((43,), 7, 3), seq=43, is_causal=True),
     "neighborhood in space": dict(pattern=Pattern.natten((3, 4, 5), 3), seq=60, kv_heads=2),
-    "neighborhood and global": dict(pattern=Pattern.of(Neighborhood((6, 8), 3, (2, 1)), GlobalTokens(1)), seq=48, sink="random"),
+    "neighborhood and global": kinds(Neighborhood((6, 8), 3, (2, 1)), GlobalTokens(1), seq=48, sink="random"),
     "neighborhood packed": dict(pattern=Pattern.natten((3, 8), 3), batch=1, lengths=(24, 24), seq=48, is_causal=True),
     "neighborhood last rows": dict(
         pattern=Pattern.natten((3, 8), 3), lengths=(24, 24), seq=48, rows=5, is_causal=True, gradients=False
     ),
-    "neighborhoods by heads": dict(
-        pattern=Pattern.of(Neighborhood((7, 6), 3, 2, heads=(0, 3)), Neighborhood((2, 21), (1, 9), heads=(2, 4))),
-        seq=42,
-        dropout_p=0.3,
+    "neighborhoods by heads": kinds(
+        Neighborhood((7, 6), 3, 2, heads=(0, 3)), Neighborhood((2, 21), (1, 9), heads=(2, 4)), seq=42, dropout_p=0.3
     ),
-    "neighborhood cut off": dict(pattern=Pattern.of(Neighborhood((5, 9), (3, 7), border="cut")), seq=45, mask="random"),
-    "neighborhood cut off with zeros": dict(
-        pattern=Pattern.of(Neighborhood((4, 6), 3, (3, 2), border="cut"), tail="zeros"), seq=24, kv_heads=2, sink="random"
+    "neighborhood cut off": kinds(Neighborhood((5, 9), (3, 7), border="cut"), seq=45, mask="random"),
+    "neighborhood cut off with zeros": kinds(
+        Neighborhood((4, 6), 3, (3, 2), border="cut"), tail="zeros", seq=24, kv_heads=2, sink="random"
     ),
-    "neighborhood cut off once causal": dict(
-        pattern=Pattern.of(Neighborhood((6, 8), 5, border="cut"), SlidingWindow(4), overlap="once"), seq=48, is_causal=True
+    "neighborhood cut off once causal": kinds(
+        Neighborhood((6, 8), 5, border="cut"), SlidingWindow(4), overlap="once", seq=48, is_causal=True
     ),
-    "neighborhood cut off packed": dict(
-        pattern=Pattern.of(Neighborhood((3, 8), 3, border="cut"), tail="zeros"), batch=1, lengths=(24, 24), seq=48
-    ),
-    "documents": dict(pattern=Pattern.of(Documents([13, 1, 20, 19])), seq=53, mask="random"),
-    "documents causal": dict(pattern=Pattern.of(Documents([13, 30], heads=(1, 4)), SlidingWindow(5)), is_causal=True, kv_heads=2),
-    "prefix": dict(pattern=Pattern.of(Prefix(17)), seq=43, mask="left"),
-    "prefix beyond all": dict(pattern=Pattern.of(Prefix(100)), seq=23, kv_heads=2),
-    "prefix once": dict(pattern=Pattern.of(Prefix(9), GlobalTokens([2, 20]), overlap="once"), seq=37, sink="random"),
-    "prefix packed": dict(pattern=Pattern.of(Prefix(6)), batch=1, lengths=(0, 13, 25, 1), seq=39, dropout_p=0.2),
-    "intervals": dict(pattern=Pattern.of(_IN_TURN), seq=53, mask="random"),
-    "intervals causal": dict(pattern=Pattern.of(_IN_TURN, DilatedSegment(16, 2)), is_causal=True, seq=60),
-    "intervals last rows": dict(pattern=Pattern.of(_IN_TURN), lengths=(13, 25), seq=39, rows=4, is_causal=True, gradients=False),
-    "window and global": dict(pattern=Pattern.of(SlidingWindow(4), GlobalTokens(2)), seq=59),
-    "window and sinks": dict(pattern=Pattern.of(SlidingWindow(6), GlobalTokens(4, "read"), overlap="once"), is_causal=True),
-    "mixed": dict(pattern=Pattern.of(*_MIXED), seq=61, heads=6, kv_heads=3, mask="random"),
-    "mixed once causal": dict(pattern=Pattern.of(*_MIXED, overlap="once", offset="block"), seq=43, is_causal=True),
-    "mixed tail sink": dict(pattern=Pattern.of(*_MIXED, tail="zeros"), seq=43, sink="random"),
-    "mixed shard": dict(pattern=Pattern.of(*_MIXED, head_shard=(3, 8)), dropout_p=0.2),
-    "mixed packed": dict(pattern=Pattern.of(*_MIXED), batch=1, lengths=(0, 13, 25, 1), seq=39, is_causal=True),
-    "mixed last rows": dict(pattern=Pattern.of(*_MIXED), lengths=(13, 25), seq=39, rows=4, is_causal=True, gradients=False),
+    "neighborhood cut off packed": kinds(Neighborhood((3, 8), 3, border="cut"), tail="zeros", batch=1, lengths=(24, 24), seq=48),
+    "documents": kinds(Documents([13, 1, 20, 19]), seq=53, mask="random"),
+    "documents causal": kinds(Documents([13, 30], heads=(1, 4)), SlidingWindow(5), is_causal=True, kv_heads=2),
+    "prefix": kinds(Prefix(17), seq=43, mask="left"),
+    "prefix beyond all": kinds(Prefix(100), seq=23, kv_heads=2),
+    "prefix once": kinds(Prefix(9), GlobalTokens([2, 20]), overlap="once", seq=37, sink="random"),
+    "prefix packed": kinds(Prefix(6), batch=1, lengths=(0, 13, 25, 1), seq=39, dropout_p=0.2),
+    "intervals": kinds(_IN_TURN, seq=53, mask="random"),
+    "intervals causal": kinds(_IN_TURN, DilatedSegment(16, 2), is_causal=True, seq=60),
+    "intervals last rows": kinds(_IN_TURN, **_LAST, rows=4),
+    "window and global": kinds(SlidingWindow(4), GlobalTokens(2), seq=59),
+    "window and sinks": kinds(SlidingWindow(6), GlobalTokens(4, "read"), overlap="once", is_causal=True),
+    "mixed": kinds(*_MIXED, seq=61, heads=6, kv_heads=3, mask="random"),
+    "mixed once causal": kinds(*_MIXED, overlap="once", offset="block", seq=43, is_causal=True),
+    "mixed tail sink": kinds(*_MIXED, tail="zeros", seq=43, sink="random"),
+    "mixed shard": kinds(*_MIXED, head_shard=(3, 8), dropout_p=0.2),
+    "mixed packed": kinds(*_MIXED, batch=1, lengths=(0, 13, 25, 1), seq=39, is_causal=True),
+    "mixed last rows": kinds(*_MIXED, **_LAST, rows=4),
 }
 OTHER_KINDS = _in_dtypes("kinds", _OTHER_KINDS)
 """Patterns with branches of other kinds than dilated segments, alone and in mixes."""
 
 _GIVEN = BlockSparse(None, 8)
 _GIVEN_BLOCKS: dict[str, Fields] = {
-    "bools": dict(pattern=Pattern.of(_GIVEN), seq=53),
-    "bools causal": dict(pattern=Pattern.of(_GIVEN), seq=53, is_causal=True, kv_heads=2, mask="random"),
-    "bools by head": dict(pattern=Pattern.of(_GIVEN), seq=64, blocks="bools by head", kv_heads=2, layout="sliced"),
-    "bools once": dict(pattern=Pattern.of(_GIVEN, overlap="once"), seq=40, blocks="bools by head", sink="random"),
-    "numbers": dict(pattern=Pattern.of(_GIVEN), seq=53, blocks="numbers", kv_heads=2),
-    "numbers causal": dict(pattern=Pattern.of(_GIVEN), seq=61, blocks="numbers", is_causal=True, dropout_p=0.2),
-    "numbers for all": dict(pattern=Pattern.of(_GIVEN), seq=37, blocks="numbers for all", values="large query"),
-    "beside others": dict(pattern=Pattern.of(*_MIXED, _GIVEN), seq=61, heads=6, kv_heads=3, blocks="numbers", mask="left"),
-    "some heads": dict(pattern=Pattern.of(BlockSparse(None, 17, heads=(1, 3)), SlidingWindow(5)), seq=70, is_causal=True),
-    "long blocks": dict(pattern=Pattern.of(BlockSparse(None, 300)), seq=613, heads=2, head_dim=8, batch=1),
-    "one block": dict(pattern=Pattern.of(BlockSparse(None, 100)), seq=40, blocks="numbers"),
-    "shard": dict(pattern=Pattern.of(_GIVEN, SlidingWindow(3), head_shard=(3, 8)), seq=43, blocks="bools by head"),
-    "bias": dict(pattern=Pattern.of(_GIVEN), seq=59, bias="alibi", softcap=2.0, kv_heads=2),
+    "bools": kinds(_GIVEN, seq=53),
+    "bools causal": kinds(_GIVEN, seq=53, is_causal=True, kv_heads=2, mask="random"),
+    "bools by head": kinds(_GIVEN, seq=64, blocks="bools by head", kv_heads=2, layout="sliced"),
+    "bools once": kinds(_GIVEN, overlap="once", seq=40, blocks="bools by head", sink="random"),
+    "numbers": kinds(_GIVEN, seq=53, blocks="numbers", kv_heads=2),
+    "numbers causal": kinds(_GIVEN, seq=61, blocks="numbers", is_causal=True, dropout_p=0.2),
+    "numbers for all": kinds(_GIVEN, seq=37, blocks="numbers for all", values="large query"),
+    "beside others": kinds(*_MIXED, _GIVEN, seq=61, heads=6, kv_heads=3, blocks="numbers", mask="left"),
+    "some heads": kinds(BlockSparse(None, 17, heads=(1, 3)), SlidingWindow(5), seq=70, is_causal=True),
+    "long blocks": kinds(BlockSparse(None, 300), seq=613, heads=2, head_dim=8, batch=1),
+    "one block": kinds(BlockSparse(None, 100), seq=40, blocks="numbers"),
+    "shard": kinds(_GIVEN, SlidingWindow(3), head_shard=(3, 8), seq=43, blocks="bools by head"),
+    "bias": kinds(_GIVEN, seq=59, bias="alibi", softcap=2.0, kv_heads=2),
 }
 GIVEN_BLOCKS = _in_dtypes("given blocks", _GIVEN_BLOCKS)
-"""Blocks that each call gives."""
 
 _SCORES: dict[str, Fields] = {
     "alibi": dict(bias="alibi"),
     "alibi causal": dict(bias="alibi", is_causal=True, pattern=RAGGED, seq=53),
     "alibi grouped mask": dict(bias="alibi", kv_heads=2, mask="random", layout="sliced"),
-    "alibi mixed": dict(bias="alibi", pattern=Pattern.of(*_MIXED), seq=61, heads=6, kv_heads=3),
-    "alibi strides packed": dict(bias="alibi", pattern=Pattern.of(Strided(4)), batch=1, lengths=(0, 13, 1, 25), seq=39),
-    "alibi one element": dict(bias="alibi", mask="element", pattern=Pattern([8, 35], [1, 5], head_shard=(3, 8))),
+    "alibi mixed": kinds(*_MIXED, bias="alibi", seq=61, heads=6, kv_heads=3),
+    "alibi strides packed": kinds(Strided(4), bias="alibi", batch=1, lengths=(0, 13, 1, 25), seq=39),
+    "alibi one element": segments([8, 35], [1, 5], head_shard=(3, 8), bias="alibi", mask="element"),
     "coordinates": dict(bias="euclidean"),
     "coordinates causal dropout": dict(bias="euclidean", is_causal=True, dropout_p=0.2, pattern=RAGGED, seq=47),
     "coordinates packed": dict(bias="euclidean", batch=1, lengths=(0, 13, 25, 1), seq=39, kv_heads=2),
     "coordinates dense mask": dict(bias="euclidean", pattern=Pattern.dense(), mask="right", seq=67),
-    "coordinates l1 in space": dict(bias="l1", pattern=Pattern.of(*_MIXED, tail="zeros"), sink="random", seq=43),
+    "coordinates l1 in space": kinds(*_MIXED, tail="zeros", bias="l1", sink="random", seq=43),
     "coordinates max": dict(bias="max", is_causal=True, head_dim=32),
-    "coordinates in a line": dict(bias="in a line", pattern=Pattern.of(SlidingWindow(9, 2)), seq=50),
+    "coordinates in a line": kinds(SlidingWindow(9, 2), bias="in a line", seq=50),
     "clipped table": dict(bias="clipped", kv_heads=1),
     "clipped table causal": dict(bias="clipped", is_causal=True, pattern=FIVE, seq=70),
-    "clipped table long": dict(bias="clipped", pattern=Pattern.of(SlidingWindow(400)), seq=613, heads=2, head_dim=8, batch=1),
+    "clipped table long": kinds(SlidingWindow(400), bias="clipped", seq=613, heads=2, head_dim=8, batch=1),
     "buckets": dict(bias="buckets", pattern=Pattern.dense(), seq=59),
     "buckets packed causal": dict(bias="buckets", batch=1, lengths=(0, 23, 25, 1), seq=49, is_causal=True),
     "grid": dict(bias="grid", pattern=Pattern.natten((6, 6), (3, 5)), seq=36),
     "grid dense grouped": dict(bias="grid", pattern=Pattern.dense(), seq=64, kv_heads=2, mask="left"),
-    "grid in space once": dict(bias="grid in space", pattern=Pattern([8, 16, 32], [1, 2, 4], overlap="once"), seq=45),
-    "alibi documents softcap": dict(
-        bias="alibi", softcap=2.0, pattern=Pattern.of(Documents([13, 1, 40]), Prefix(9)), seq=47, kv_heads=2
-    ),
-    "alibi last rows": dict(bias="alibi", lengths=(13, 25), seq=39, rows=4, is_causal=True, gradients=False, kv_heads=2),
-    "coordinates last rows": dict(bias="euclidean", lengths=(13, 25), seq=39, rows=1, is_causal=True, gradients=False),
-    "buckets last rows softcap": dict(
-        bias="buckets",
-        softcap=2.0,
-        pattern=Pattern.of(Strided(4)),
-        lengths=(13, 25),
-        seq=39,
-        rows=3,
-        is_causal=True,
-        gradients=False,
-    ),
+    "grid in space once": segments([8, 16, 32], [1, 2, 4], overlap="once", bias="grid in space", seq=45),
+    "alibi documents softcap": kinds(Documents([13, 1, 40]), Prefix(9), bias="alibi", softcap=2.0, seq=47, kv_heads=2),
+    "alibi last rows": dict(bias="alibi", **_LAST, rows=4, kv_heads=2),
+    "coordinates last rows": dict(bias="euclidean", **_LAST, rows=1),
+    "buckets last rows softcap": kinds(Strided(4), bias="buckets", softcap=2.0, **_LAST, rows=3),
     "softcap": dict(softcap=0.7),
     "softcap causal sink": dict(softcap=2.0, is_causal=True, pattern=RAGGED, seq=47, sink="random", kv_heads=2),
     "softcap large": dict(softcap=5.0, values="large query"),
@@ -392,7 +410,6 @@ _SCORES: dict[str, Fields] = {
     "softcap grid packed": dict(softcap=1.0, bias="buckets", batch=1, lengths=(13, 1, 25), seq=39, head_dim=24),
 }
 SCORES = _in_dtypes("scores", _SCORES)
-"""Scores that know positions, and capped ones."""
 
 _LONG = Pattern([256, 1024, 2048], [1, 4, 16])
 _DEFAULT: Fields = dict(pattern=_LONG, seq=2048, head_dim=64, batch=1)
@@ -403,15 +420,13 @@ _LARGE: dict[str, Fields] = {
     "head_dim 128 causal mask": dict(head_dim=128, is_causal=True, mask="random"),
     "head_dim 96 odd length": dict(head_dim=96, seq=2039),
     "head_dim 72 grouped": dict(head_dim=72, kv_heads=2, is_causal=True),
-    "not nested": dict(pattern=Pattern([600, 1000, 1900], [3, 5, 7]), seq=2011, mask="right"),
-    "once": dict(pattern=Pattern([256, 1024, 2048], [2, 4, 8], overlap="once")),
+    "not nested": segments([600, 1000, 1900], [3, 5, 7], seq=2011, mask="right"),
+    "once": segments([256, 1024, 2048], [2, 4, 8], overlap="once"),
     "batch": dict(batch=3, seq=1025, layout="sliced"),
     "dense causal": dict(pattern=Pattern.dense(), seq=1023, is_causal=True),
     "dropout": dict(dropout_p=0.2, head_dim=72, kv_heads=2, is_causal=True, seq=1023),
-    "blocks by heads causal": dict(pattern=Pattern.of(BlockSparse.bigbird(32, 64, heads=4)), seq=2039, is_causal=True),
-    "documents and blocks": dict(
-        pattern=Pattern.of(Documents([700, 32, 1316]), BlockSparse.local_global(64, 32)), kv_heads=2, mask="random"
-    ),
+    "blocks by heads causal": kinds(BlockSparse.bigbird(32, 64, heads=4), seq=2039, is_causal=True),
+    "documents and blocks": kinds(Documents([700, 32, 1316]), BlockSparse.local_global(64, 32), kv_heads=2, mask="random"),
 }
 LARGE = _in_dtypes("large", {variant: _DEFAULT | fields for variant, fields in _LARGE.items()}, DTYPES[1:])
 """Cases of many tiles, for devices: on a CPU the oracle alone takes seconds for each."""
@@ -440,8 +455,12 @@ def cases_of(pattern: Pattern, seq: int = 48, heads: int = 4) -> tuple[Case, ...
     48
     """
     pattern.check_seq(seq)
-    lengths = (seq, *(shorter for shorter in (seq // 3, 1, 0) if _takes(pattern, shorter)), seq)
-    packed: Fields = dict(lengths=lengths, seq=sum(lengths), batch=1)
+    lengths = [seq]
+    for shorter in (seq // 3, 1, 0):
+        with suppress(PatternError):
+            pattern.check_seq(shorter)
+            lengths.append(shorter)
+    packed: Fields = dict(lengths=(*lengths, seq), seq=sum(lengths) + seq, batch=1)
     last_rows: Fields = dict(lengths=(seq, seq), seq=seq, rows=min(seq, 3), is_causal=True, gradients=False)
     whole = {name: dict(seq=seq, **fields) for name, fields in _ONE_PATTERN.items()}
     features = whole | {"packed": packed, "last rows": last_rows}
@@ -450,11 +469,3 @@ def cases_of(pattern: Pattern, seq: int = 48, heads: int = 4) -> tuple[Case, ...
         for feature, fields in features.items()
         for dtype in DTYPES
     )
-
-
-def _takes(pattern: Pattern, seq: int) -> bool:
-    try:
-        pattern.check_seq(seq)
-    except PatternError:
-        return False
-    return True

@@ -12,10 +12,9 @@ from torch import Tensor
 from dilkit.bias.base import Bias
 from dilkit.op.boundary import lse_dtype
 from dilkit.problem import Problem
-from dilkit.testing.bias_forms import BIAS_FORMS
 from dilkit.testing.biases import made_bias
 from dilkit.testing.poison import poisoned
-from dilkit.testing.problems import BLOCKS, Case
+from dilkit.testing.problems import BIAS_FORMS, BLOCKS, Case
 
 LARGE = {"float64": (1e4, 1e4), "float32": (1e4, 1e4), "bfloat16": (1e4, 1e4), "float16": (30.0, 300.0)}
 """Largest (query or key, value) of "large" cases: what plain torch math in the dtype can still multiply without overflow."""
@@ -40,9 +39,8 @@ class Tensors:
 
     @classmethod
     def random(cls, problem: Problem, seed: int = 0) -> Tensors:
-        """Draw standard normal tensors on the problem's device; query, key and value ask for gradients where the problem does.
-
-        The mask, where the problem has one, ignores the last eighth of every sequence.
+        """Draw standard normal tensors on the problem's device, which ask for gradients as it does; a mask ignores the last
+        eighths.
         """
         where = torch.device(problem.device.type, problem.device.index)
         generator = torch.Generator(where).manual_seed(seed)
@@ -59,10 +57,8 @@ class Tensors:
         if problem.key_padding_mask:
             mask = torch.zeros(problem.batch, problem.seq, dtype=torch.bool, device=where)
             mask[:, problem.seq - problem.seq // 8 :] = True
-        bias = None
-        if problem.bias is not None:
-            sizes = heads, problem.batch, problem.seq
-            bias = in_dtype(made_bias(problem.bias, *sizes, generator, str(where)), lse_dtype(query.dtype))
+        sizes, wide = (heads, problem.batch, problem.seq), lse_dtype(query.dtype)
+        bias = None if problem.bias is None else made_bias(problem.bias, *sizes, generator, str(where), wide)
         return cls(query, key, value, mask, dout, bias=bias, block_layout=_block_layout(problem, "bools", generator, where))
 
     @property
@@ -92,13 +88,11 @@ def make_tensors(case: Case, device: str = "cpu") -> Tensors:
     if case.poisoned:
         q, k, v = (poisoned(case, x) for x in (q, k, v))
     q, k, v, dout = (_laid_out(x.to(device, kind), case.layout) for x in (q, k, v, dout))
-    sink = _sink(case, draw)
-    mask, sink = (None if x is None else x.to(device) for x in (mask, sink))
-    wide = lse_dtype(kind)
-    sink = None if sink is None else sink.to(kind)
-    bias = _bias(case, draw, device)
+    sink, sizes, wide = _sink(case, draw), (case.heads, case.batch, case.seq), lse_dtype(kind)
+    bias = None if case.bias == "none" else made_bias(BIAS_FORMS[case.bias], *sizes, draw, device, wide)
     layout = _block_layout(case.problem(), case.blocks, draw, torch.device("cpu"))
-    return Tensors(q, k, v, mask, dout, dlse.to(device, wide), sink, bias, None if layout is None else layout.to(device))
+    mask, sink, layout = (None if x is None else x.to(device) for x in (mask, sink, layout))
+    return Tensors(q, k, v, mask, dout, dlse.to(device, wide), sink, bias, layout)
 
 
 def _block_layout(problem: Problem, form: str, draw: torch.Generator, device: torch.device) -> Tensor | None:
@@ -119,18 +113,6 @@ def _block_layout(problem: Problem, form: str, draw: torch.Generator, device: to
     return numbers.sort(-1, descending=True).values[..., : max(1, int(seen.sum(-1).max()))]
 
 
-def _bias(case: Case, draw: torch.Generator, device: str) -> Bias | None:
-    if case.bias == "none":
-        return None
-    bias = made_bias(BIAS_FORMS[case.bias], case.heads, case.batch, case.seq, draw, device)
-    return in_dtype(bias, lse_dtype(getattr(torch, case.dtype)))
-
-
-def in_dtype(bias: Bias, dtype: torch.dtype) -> Bias:
-    """Return `bias` with weights in `dtype`."""
-    return bias.with_weights(bias.weights.to(dtype))
-
-
 def _sized(case: Case, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     large, large_value = LARGE[case.dtype]
     if case.values == "huge":
@@ -145,7 +127,6 @@ def _sized(case: Case, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor,
 
 
 def _mask(case: Case, draw: torch.Generator) -> Tensor | None:
-    """Make bools `(batch, seq)`, True = ignored."""
     if case.mask == "none":
         return None
     if case.mask == "random":
@@ -157,17 +138,15 @@ def _mask(case: Case, draw: torch.Generator) -> Tensor | None:
 
 
 def _sink(case: Case, draw: torch.Generator) -> Tensor | None:
-    """Make logits `(heads,)`; those of every other head are -inf where only some heads have one."""
     if case.sink == "none":
         return None
     logits = torch.randn(case.heads, generator=draw, dtype=torch.float64)
     if case.sink == "of some heads":
         logits[::2] = -math.inf
-    return 20 * logits if case.sink == "large" else logits
+    return (20 * logits if case.sink == "large" else logits).to(getattr(torch, case.dtype))
 
 
 def _laid_out(x: Tensor, layout: str) -> Tensor:
-    """Return `x` with the same shape and last stride 1; "expanded" repeats the first batch element without copies."""
     batch, seq, heads, dim = x.shape
     if layout == "sliced":
         room = x.new_full((batch + 1, 2 * seq, heads + 2, dim + 8), float("nan"))

@@ -13,7 +13,7 @@ import numpy as np
 
 from dilkit.orders.locality import LocalityReport
 from dilkit.orders.token_order import TokenOrder
-from dilkit.viz.colours import GREY, INK, SCALE
+from dilkit.viz.counts import GREY, INK, SCALE
 
 LINE_CELLS = 128
 """Up to so many cells along a side the curve itself is drawn."""
@@ -79,7 +79,6 @@ def draw_orders(figure: Any, orders: Sequence[tuple[TokenOrder, LocalityReport]]
 
 
 def _check_orders(orders: Sequence[tuple[TokenOrder, LocalityReport]]) -> None:
-    """Raise ValueError unless these are orders of one grid, each with a report of its own."""
     if len(shapes := sorted({order.shape for order, _ in orders})) != 1:
         raise ValueError(f"orders are of {len(shapes)} grids {shapes}; one figure shows orders of one grid, at least one")
     for order, report in orders:
@@ -87,13 +86,10 @@ def _check_orders(orders: Sequence[tuple[TokenOrder, LocalityReport]]) -> None:
             {name: getattr(one, name) for name in ("shape", "curve", "tile", "extra_tokens")} for one in (order, report)
         )
         if drawn != reported:
-            raise ValueError(
-                f"the report with {order!r} is of another order: {reported}; pass locality_report of the order drawn"
-            )
+            raise ValueError(f"the report with {order!r} is of another order: {reported}; pass locality_report of it")
 
 
 def _draw_segments(ax: Any, view: OrderView, report: LocalityReport) -> None:
-    """Draw the curve over its segments; jumps are thin, and steps to another layer left out, or they would hide the rest."""
     from matplotlib.collections import LineCollection
 
     fine = max(view.shape) <= LINE_CELLS
@@ -111,7 +107,6 @@ def _draw_segments(ax: Any, view: OrderView, report: LocalityReport) -> None:
 
 
 def _draw_keys(ax: Any, view: OrderView, report: LocalityReport) -> None:
-    """Draw the keys that are kept, those of one token's segment in full."""
     strength = np.where(view.is_key, np.where(view.inside, 1.0, 0.42), np.where(view.inside, 0.22, 0.07))
     ax.imshow(view.image(strength[:, None]), interpolation="nearest")
     _draw_borders(ax, view, view.inside, INK)
@@ -122,7 +117,6 @@ def _draw_keys(ax: Any, view: OrderView, report: LocalityReport) -> None:
 
 
 def _draw_borders(ax: Any, view: OrderView, values: np.ndarray, colour: str) -> None:
-    """Draw lines, beneath the curve, between cells whose `values` differ, and around cells other than 0 at the grid's edge."""
     from matplotlib.collections import LineCollection
 
     grid = np.zeros([side + 2 for side in view.shape], int)

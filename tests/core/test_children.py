@@ -12,13 +12,13 @@ from helpers import torchscale_peer
 from torch import Tensor, nn
 
 from dilkit import DilatedAttention, DilatedCache, MultiheadDilatedAttention, Pattern
-from dilkit.integrations import torchscale
 from dilkit.integrations.dilateformer import MultiDilatelocalAttention
 from dilkit.integrations.gigapath import SlideEncoder, SlideEncoderConfig
 from dilkit.integrations.gigapath.layers import EncoderLayer
 from dilkit.integrations.gigapath.positions import GridPositions
 from dilkit.integrations.natten import NeighborhoodAttention2D
 from dilkit.integrations.titan import TitanAttention
+from dilkit.integrations.torchscale.install import Choices, attend
 
 PATTERN = Pattern([4, 8], [1, 2])
 
@@ -46,7 +46,7 @@ def torchscale_layer() -> nn.Module:
 
 
 def of_torchscale(layer: Any, x: Tensor) -> Tensor:
-    out, _ = torchscale.forward.attend(torchscale.forward.Choices("exact", "use", None), "", layer, x, x, x)
+    out, _ = attend(Choices("exact", "use", None), "", layer, x, x, x)
     return out
 
 

@@ -1,4 +1,4 @@
-"""Facts about devices: the ten assumed ones, the text they are named by, and which GPUs a torch build has code for.
+"""Facts about devices: the assumed ones, the text they are named by, and which GPUs a torch build has code for.
 
 And calls while torch's default device is another than that of their tensors.
 """
@@ -17,7 +17,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dilkit import Device, DilatedCache, PagedCache, Pattern, attention_rows, dilated_attention_with_kvcache
+from dilkit import Device, DilatedCache, PagedCache, Pattern, Problem, attention_rows, dilated_attention_with_kvcache, registry
+from dilkit.backends.sdpa.backend import SDPA
 from dilkit.decoding.stores import kept_count
 from dilkit.device import (
     Capability,
@@ -32,6 +33,7 @@ from dilkit.device import (
 )
 from dilkit.oracle import oracle_attention_varlen
 from dilkit.orders import points
+from dilkit.selector import trace
 
 # What NVIDIA's programming guide says of each compute capability, for the features that backends ask about.
 FEATURES = {
@@ -67,13 +69,40 @@ def test_ways_to_write_a_capability(text: str, capability: Capability) -> None:
 
 @pytest.mark.parametrize(
     ("text", "like", "lost"),
-    [("sm_62", "GTX 1080", set()), ("sm_87", "RTX 3090", set()), ("sm_103", "B200", set()), ("sm_120", "B200", {"tcgen05"})],
+    [("sm_62", "GTX 1080", set()), ("sm_87", "RTX 3090", set()), ("sm_103", "B200", set()), ("sm_110", "B200", {"tcgen05"})],
 )
 def test_devices_between_the_known_ones(text: str, like: str, lost: set[str]) -> None:
     """They count as the nearest older generation, without features that may not outlive a major version."""
     device = Device.assume(text)
     assert device.name == f"like {like}"
     assert device.features == generation_of(device.capability).features - lost
+
+
+@pytest.mark.parametrize("built_for", [["gfx90a", "gfx942"], ["gfx90a"]])
+def test_an_amd_gpu_is_no_nvidia_gpu_of_the_same_number(monkeypatch: pytest.MonkeyPatch, built_for: list[str]) -> None:
+    properties = dict(name="AMD Instinct MI300X", major=9, minor=4, gcnArchName="gfx942:sramecc+:xnack-", total_memory=2**37)
+    monkeypatch.setattr(torch.version, "hip", "6.4.0")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(**properties))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built_for)
+    probe.cache_clear()
+    device = probe("cuda", 0)
+    probe.cache_clear()
+    assert (device.type, device.platform, device.capability, device.architecture) == ("cuda", "hip", None, "gfx942")
+    assert str(device) == "hip (AMD Instinct MI300X, gfx942)"
+    assert (device.features, device.torch_code) == (frozenset(), "gfx942" in built_for)
+    assert Device.assume("gfx942").platform == "hip"
+    for dtype, name in (("bfloat16", "flash"), ("float32", "memory-efficient")):
+        problem = Problem(
+            pattern=Pattern([64], [1]), seq=64, heads=2, head_dim=64, dtype=dtype, device=device, requires_grad=True
+        )
+        decisions = {decision.name: decision for decision in trace(problem, registry.backends()).decisions}
+        if len(built_for) > 1:
+            assert decisions.pop("sdpa").detail.startswith(f"{name} kernel")
+            facts = SDPA().proof_facts(problem)
+            assert {"sdpa", name, str(device)} <= set(facts)
+            assert decisions.pop("reference").verdict == "able"
+        assert {decision.verdict for decision in decisions.values()} == {"refused"}
+        assert all(str(decision.reasons[0]).startswith(("device hip", "torch hip")) for decision in decisions.values())
 
 
 def test_a_gpu_older_than_all_known_ones_has_no_features_but_is_a_device() -> None:

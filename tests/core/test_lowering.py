@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from helpers.odd_kinds import Reach
 from helpers.strategies import Heads, mixes_with_heads, neighborhoods
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from numpy.typing import NDArray
 
 from dilkit import BlockSparse, DilatedSegment, Documents, GlobalTokens, Neighborhood, Pattern, Prefix, SlidingWindow, Strided

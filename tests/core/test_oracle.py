@@ -7,8 +7,7 @@ import pytest
 import torch
 from helpers.definition import brute_force, brute_force_padding, by_rows
 from helpers.strategies import Heads, has_tokens, mixes_with_heads, patterns_with_heads
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from dilkit import Pattern
 from dilkit.oracle import oracle_attention

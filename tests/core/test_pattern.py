@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from dilkit import DilatedSegment, Pattern, Problem
+from dilkit import BlockSparse, DilatedSegment, Pattern, Problem
 from dilkit.pattern import WHOLE_SEQUENCE
 
 
@@ -68,6 +68,10 @@ def test_branches_are_told_in_words() -> None:
         "branch 1: segments of the whole sequence, 1 token in 4",
         "offset: head mod rate; overlap: a key seen by several branches counts once",
     ]
+
+
+def test_a_large_layout_is_told_by_its_digest() -> None:
+    assert str(Pattern.of(BlockSparse([[True]], 8))) == "Pattern.of(BlockSparse(<1 x 1 x 1 blocks, 1 of 1 seen, 76be8b52>, 8))"
 
 
 PROBLEM = Problem(pattern=Pattern([8, 16], [1, 2]), seq=32, heads=4, head_dim=8)

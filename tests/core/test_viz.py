@@ -6,7 +6,7 @@ import pytest
 
 from dilkit import Pattern
 from dilkit.viz import draw_count
-from dilkit.viz.text import coloured
+from dilkit.viz.counts import coloured
 
 
 def test_colours_show_two_rows_a_line() -> None:

@@ -1,23 +1,172 @@
-"""`BlockSparse`: blocks of tokens that see blocks of tokens."""
+"""`BlockSparse`: blocks of tokens that see blocks of tokens, by a `BlockLayout`, an immutable value."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from dilkit import plan
 from dilkit.checks import integer
 from dilkit.pattern.checks import WHOLE_SEQUENCE, PatternError
 from dilkit.pattern.heads import Heads
-from dilkit.pattern.kinds.block_layout import BlockLayout
 from dilkit.pattern.kinds.branch import Branch
 from dilkit.pattern.lowering.forms import Form, GivenBlocks, Runs
 from dilkit.pattern.lowering.tables import RunTable, turned
-from dilkit.pattern.runs import UNBOUNDED
+from dilkit.pattern.runs import UNBOUNDED, Positions
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+MOST_BITS = 2**31
+"""The most blocks that see or do not see one another, over all heads: beyond that a layout takes more than 256 MiB."""
+
+CHUNK = 2**20
+
+
+@dataclass(frozen=True)
+class BlockLayout:
+    """A bool matrix `(heads, blocks, blocks)` as `bits`: packed, row by row, eight to a byte. Equal matrices are equal values.
+
+    `BlockLayout.of` makes one of any bools, `array` gives them back. Raises `PatternError` for bits that do not fit the sizes.
+
+        >>> from dilkit.pattern import BlockLayout
+        >>> layout = BlockLayout.of([[True, False], [True, True]])
+        >>> layout
+        BlockLayout(heads=1, blocks=2, bits=b'\\xb0')
+        >>> layout.array().tolist()
+        [[[True, False], [True, True]]]
+    """
+
+    heads: int
+    blocks: int
+    bits: bytes
+
+    @staticmethod
+    def check_size(heads: int, blocks: int) -> None:
+        """Raise `PatternError` for more than `MOST_BITS`, before anything of that size is made."""
+        if (count := heads * blocks**2) > MOST_BITS:
+            bits = f"{heads:,} x {blocks:,} x {blocks:,} = {count:,} bits"
+            raise PatternError(f"blocks={blocks} would be {bits}; at most {MOST_BITS:,} are possible: give fewer, larger blocks")
+
+    def __post_init__(self) -> None:
+        count = self.heads * self.blocks**2
+        if not (self.heads >= 1 and self.blocks >= 1 and count <= MOST_BITS and len(self.bits) == -(-count // 8)):
+            sizes = f"{self.heads} x {self.blocks} x {self.blocks} blocks in {len(self.bits)} bytes"
+            raise PatternError(
+                f"layout of {sizes}: one block at least, at most {MOST_BITS:,} bits, and a byte for eight of them are needed"
+            )
+        if count % 8 and self.bits[-1] & (255 >> count % 8):
+            raise PatternError("layout has bits beyond its last block; write it with Pattern.to_json()")
+
+    @classmethod
+    def of(cls, layout: Any) -> BlockLayout:
+        """Make the layout of bools: an array, tensor or nested lists, `(heads or 1, blocks, blocks)` or `(blocks, blocks)`."""
+        try:
+            array = np.asarray(layout.detach().cpu() if hasattr(layout, "detach") else layout)
+        except ValueError as error:
+            raise PatternError(f"layout is no matrix of bools: {error}; rows must be equally long") from None
+        if array.dtype != np.bool_:
+            raise TypeError(f"layout is an array of {array.dtype}; bools are needed, True = seen (layout.astype(bool))")
+        array = array[None] if array.ndim == 2 else array
+        if array.ndim != 3 or array.shape[1] != array.shape[2] or 0 in array.shape:
+            raise PatternError(f"layout has shape {array.shape}; (heads or 1, blocks, blocks) is needed, one block at least")
+        return cls(array.shape[0], array.shape[1], np.packbits(array).tobytes())
+
+    def array(self) -> NDArray[np.bool_]:
+        """Return the bools, `(heads, blocks, blocks)`, read-only; kept in the pattern cache, as far as they fit it."""
+        bools: NDArray[np.bool_] = plan.cached(("layout", self), _unpacked, self)
+        return bools
+
+    def runs(self, heads: range, blocks: int) -> Positions:
+        """Return the runs seen, int64 `(n, 4)`, ascending: head, counted from `heads.start`, row, first column and the one after
+        the last.
+
+        They are those of the first `blocks` rows and columns.
+
+            >>> from dilkit.pattern import BlockLayout
+            >>> BlockLayout.of([[True, True, False], [False, False, False], [True, False, True]]).runs(range(1), 3).tolist()
+            [[0, 0, 0, 2], [0, 2, 0, 1], [0, 2, 2, 3]]
+        """
+        return self._runs(heads.start * self.blocks, heads.stop * self.blocks, range(blocks), heads.start)
+
+    def _runs(self, first_row: int, last_row: int, within: range, first_head: int = 0) -> Positions:
+        """Return the runs of rows `first_row .. last_row - 1` of all matrices in turn, limited to rows and columns `within`."""
+        packed, last = np.frombuffer(self.bits, np.uint8), -(-last_row * self.blocks // 8)
+        parts = [np.zeros((0, 4), np.int64)]
+        for first in range(first_row * self.blocks // 8, last, CHUNK):
+            some = packed[first : min(first + CHUNK, last)]
+            used = np.flatnonzero(some)
+            byte, bit = np.nonzero(np.unpackbits(some[used, None], axis=1))
+            places = (first + used[byte]) * 8 + bit
+            inside = (places >= first_row * self.blocks) & (places < last_row * self.blocks)
+            parts.append(_runs_of_places(places[inside], self.blocks))
+        runs = np.concatenate(parts)
+        runs[:, 0] -= first_head
+        runs[:, 2:] = runs[:, 2:].clip(within.start, within.stop)
+        chosen: Positions = runs[(runs[:, 1] >= within.start) & (runs[:, 1] < within.stop) & (runs[:, 2] < runs[:, 3])]
+        return chosen
+
+    @classmethod
+    def of_runs(cls, runs: Positions, heads: int, blocks: int) -> BlockLayout:
+        """Return the layout in which these runs are seen, as `runs` gives them; those of a row are apart, or touch."""
+        steps = np.zeros((heads, blocks, blocks + 1), np.int8)
+        head, row, start, stop = runs.T
+        np.add.at(steps, (head, row, start), 1)
+        np.add.at(steps, (head, row, stop), -1)
+        return cls.of(np.cumsum(steps, 2, np.int8)[:, :, :-1] > 0)
+
+    def part(self, first: int, last: int) -> BlockLayout:
+        """Return the layout of the blocks `first .. last - 1` by themselves."""
+        starts = range(0, self.heads * self.blocks, self.blocks)
+        runs = np.concatenate([self._runs(start + first, start + last, range(first, last)) for start in starts])
+        runs[:, 1:] -= first
+        return self.of_runs(runs, self.heads, last - first)
+
+    def text(self) -> str:
+        """Return `bits` in base64."""
+        return base64.b64encode(self.bits).decode()
+
+    @classmethod
+    def from_text(cls, heads: Any, blocks: Any, text: Any) -> BlockLayout:
+        """Return the layout whose `text` this is. Raises `PatternError` or TypeError."""
+        sizes = integer("layout_heads", heads), integer("blocks", blocks)
+        if not isinstance(text, str):
+            raise TypeError(f"layout is a {type(text).__name__}; a text in base64 is needed, as Pattern.to_json() writes it")
+        try:
+            bits = base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise PatternError(f"layout is not base64 ({error}); write it with Pattern.to_json()") from None
+        return cls(*sizes, bits)
+
+    def __str__(self) -> str:
+        seen = f"{int(self.array().sum()):,} of {self.heads * self.blocks**2:,}"
+        return f"{self.heads} x {self.blocks} x {self.blocks} blocks, {seen} seen"
+
+
+def _runs_of_places(places: Positions, blocks: int) -> Positions:
+    """Join ascending places in all matrices, row after row, to runs: head, row, first column and the one after the last."""
+    column = places % blocks
+    first = np.flatnonzero(np.diff(places, prepend=-2) > 1) if len(places) else np.zeros(0, np.int64)
+    first = np.union1d(first, np.flatnonzero(column == 0))
+    count = np.diff(first, append=len(places))
+    head, row = np.divmod(places[first] // blocks, blocks)
+    return np.stack((head, row, column[first], column[first] + count), axis=1)
+
+
+def _unpacked(layout: BlockLayout) -> NDArray[np.bool_]:
+    count = layout.heads * layout.blocks**2
+    bools = np.unpackbits(np.frombuffer(layout.bits, np.uint8), count=count).astype(np.bool_)
+    array: NDArray[np.bool_] = bools.reshape(layout.heads, layout.blocks, layout.blocks)
+    array.flags.writeable = False
+    return array
 
 
 @dataclass(frozen=True)
@@ -28,9 +177,8 @@ class BlockSparse(Branch):
 
     - `layout`: bools `(heads or 1, blocks, blocks)` or `(blocks, blocks)`, an array, a tensor or nested lists; kept as a
       `BlockLayout`, which is compared and hashed by its content. With several heads, h is the query head's number in the whole
-      model, of which the layout has all. None: it is given at each call, `block_layout=` of `dilkit.dilated_attention`, as
-      models do that choose their blocks.
-    - `heads`: the range (start, stop) of query heads that the branch serves; None means all of them.
+      model. None: each call gives it, `block_layout=` of `dilkit.dilated_attention`.
+    - `heads`: the query heads (start, stop) that it serves; None means all.
 
     The last block of a sequence may be short, and of a shorter sequence the first blocks count; one of more tokens than the
     layout has blocks for is refused (`PatternError`). Under causality no query sees a key after itself, within a block either.
@@ -85,8 +233,6 @@ class BlockSparse(Branch):
             >>> int(row.sum()), row[[0, 7, 8, 9, 15]].all()  # 2 global blocks, 3 of the window, 3 random ones
             (8, np.True_)
         """
-        import numpy as np
-
         count, number = integer("random_blocks", random_blocks, at_least=0), integer("heads", heads, at_least=1)
         BlockLayout.check_size(number, integer("blocks", blocks, at_least=1))
         layout = np.repeat(_local_global(blocks, window, global_blocks, both_ends=True), number, axis=0)
@@ -116,16 +262,14 @@ class BlockSparse(Branch):
     def own_layout(self) -> BlockLayout:
         """The layout. Raises `PatternError` where it is given at each call."""
         if self.layout is None:
-            raise PatternError(
-                f"{self.call()} has no layout of its own, which dilated_attention takes as block_layout= of each call and "
-                "nothing else does; give the branch one (dilkit.BlockSparse(layout, block_size))"
-            )
+            way = "give it one, BlockSparse(layout, block_size), or block_layout= to dilated_attention"
+            raise PatternError(f"{self.call()} has no layout of its own; {way}")
         return self.layout
 
     def check_heads(self, in_model: int) -> None:
         if self.layout is not None and self.layout.heads not in (1, in_model):
             raise PatternError(
-                f"layout has {self.layout.heads} heads, but the model has {in_model} query heads; give one for all, or {in_model}"
+                f"layout has {self.layout.heads} heads, but the model has {in_model} query heads; give as many or 1"
             )
 
     @property
@@ -140,13 +284,6 @@ class BlockSparse(Branch):
     def unit(self) -> int:
         return self.block_size
 
-    def check_seq(self, seq: int) -> None:
-        if self.layout is not None and seq > self.max_seq:
-            blocks, size = self.layout.blocks, self.block_size
-            raise PatternError(
-                f"seq={seq}: layout has {blocks} blocks of {size} tokens, for {self.max_seq} tokens at most; give it more blocks"
-            )
-
     def sees(self, rows: Tensor, keys: Tensor, heads: Heads) -> Tensor:
         import torch
 
@@ -155,8 +292,6 @@ class BlockSparse(Branch):
         return layouts[:, rows // self.block_size][:, :, keys // self.block_size]
 
     def pairs(self, seq: int, heads: Heads, is_causal: bool) -> int:
-        import numpy as np
-
         if self.layout is None:  # as many as a layout can have
             return len(self.served(heads)) * (seq * (seq + 1) // 2 if is_causal else seq * seq)
         edges = np.minimum(np.arange(self.layout.blocks + 1, dtype=np.int64) * self.block_size, seq)
@@ -180,7 +315,6 @@ class BlockSparse(Branch):
             yield Runs(heads=served, queries=queries, keys=keys, block=block)
 
     def _layouts(self, heads: Heads) -> range:
-        """Return the numbers of the layouts of the heads that the branch serves."""
         served = self.served(heads)
         return range(1) if self.own_layout.heads == 1 else heads.in_model[served.start : served.stop]
 
@@ -205,12 +339,8 @@ class BlockSparse(Branch):
         return cls(layout, values["block_size"], values.get("heads"))
 
     def call(self) -> str:
-        if self.layout is None:
-            heads = "" if self.heads is None else f", heads={self.heads!r}"
-            return f"BlockSparse(None, {self.block_size}{heads})"
-        digest = hashlib.sha256(self.layout.bits).hexdigest()[:8]
-        heads = "" if self.heads is None else f", heads={self.heads!r}"
-        return f"BlockSparse(<{self.layout}, {digest}>, {self.block_size}{heads})"
+        layout = None if self.layout is None else f"<{self.layout}, {hashlib.sha256(self.layout.bits).hexdigest()[:8]}>"
+        return f"BlockSparse({layout}, {self.block_size}{'' if self.heads is None else f', heads={self.heads!r}'})"
 
     def __str__(self) -> str:
         layout = "chosen at each call" if self.layout is None else str(self.layout)
@@ -219,8 +349,6 @@ class BlockSparse(Branch):
 
 def _local_global(blocks: int, window: int, global_blocks: int, both_ends: bool = False) -> Any:
     """Return bools `(1, blocks, blocks)`: `window` blocks around each, and global ones, first or half of them last."""
-    import numpy as np
-
     BlockLayout.check_size(1, blocks := integer("blocks", blocks, at_least=1))
     window, count = integer("window", window, at_least=1), integer("global_blocks", global_blocks, at_least=0)
     if window % 2 == 0:

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dilkit.checks import integer
-from dilkit.pattern.checks import WHOLE_SEQUENCE, PatternError, head_range
+from dilkit.pattern.checks import WHOLE_SEQUENCE, PatternError, head_range, positive
 from dilkit.pattern.heads import Heads
 
 if TYPE_CHECKING:
@@ -23,8 +22,7 @@ class Branch(ABC):
     """One branch of a pattern: it says whether query i of a head sees key j, and a pattern counts how many branches say so.
 
     A kind is a frozen dataclass with these methods, of which `sees` has to be there; `dilkit.register_kind` makes it known. Its
-    fields are its arguments, `heads` the last of them: the range (start, stop) of query heads that the branch serves, None for
-    all of them.
+    fields are its arguments, `heads` the last of them: the range (start, stop) of query heads that it serves, None for all.
 
         >>> import torch
         >>> from dilkit import Branch, SlidingWindow
@@ -57,7 +55,7 @@ class Branch(ABC):
         """Return what the branch shows to these heads, as forms, two of which have no pair in common.
 
         They hold for sequences of any length, and `seq` is 2**63 - 1, unless `is_evaluated`. By default `sees` is evaluated for
-        every pair of the first `seq` tokens, up to 32,768 (`dilkit.pattern.lowering.evaluated`).
+        every pair of the first `seq` tokens, up to 32,768.
         """
         from dilkit.pattern.lowering.evaluated import evaluated
 
@@ -65,7 +63,7 @@ class Branch(ABC):
 
     @property
     def is_evaluated(self) -> bool:
-        """True if `forms` hold for `seq` tokens and shorter sequences alone, not by a formula for any length."""
+        """True if `forms` hold for `seq` tokens and shorter sequences alone."""
         return type(self).forms is Branch.forms
 
     def zero_keys(self, rows: Tensor, seq: Tensor, heads: Heads) -> Tensor | int:
@@ -82,7 +80,7 @@ class Branch(ABC):
 
     @property
     def is_of_whole_sequences(self) -> bool:
-        """True if the keys that a token sees depend on the tokens after it: no cache can serve a sequence that grows."""
+        """True if the keys that a token sees depend on later tokens: no cache can serve a sequence that grows."""
         return False
 
     @property
@@ -106,17 +104,17 @@ class Branch(ABC):
 
     @property
     def goes_by_cells(self) -> bool:
-        """True if a sequence has to be the cells of a grid row by row, and so goes with no curve through a grid."""
+        """True if a sequence has to be the cells of a grid row by row, which no curve can reorder."""
         return False
 
-    def check_seq(self, seq: int) -> None:  # noqa: B027
-        """Raise `PatternError` unless the branch can be applied to `seq` tokens."""
+    def check_seq(self, seq: int) -> None:
+        """Raise `PatternError` unless the branch can be applied to `seq` tokens; by default to at most `max_seq`."""
+        if seq > self.max_seq:
+            way = "give it what later tokens see as well"
+            raise PatternError(f"seq={seq}: {type(self).__name__} is for {self.max_seq} tokens at most; {way}")
 
     def check_tokens(self, seq: int) -> None:  # noqa: B027
-        """Raise `PatternError` where the branch names a token that a sequence of `seq` tokens lacks.
-
-        Asked of whole sequences alone, without causality: a cache may yet see the token, and no row before it would.
-        """
+        """Raise `PatternError` where the branch names a token that a whole sequence of `seq` tokens, not causal, lacks."""
 
     def of_tokens(self, seq: int) -> Branch | None:
         """Return the branch without the named tokens that a sequence of `seq` tokens lacks; None if no others are left."""
@@ -176,16 +174,12 @@ class Branch(ABC):
         """Return the end of a description: the heads that the branch serves."""
         return "" if self.heads is None else f", heads {self.heads[0]}-{self.heads[1] - 1}"
 
-    def _settle(self, **positive: Any) -> None:
+    def _settle(self, **numbers: Any) -> None:
         """Make these fields integers from 1 to 2**63 - 1 and `heads` a pair. Raises TypeError or `PatternError` naming them."""
-        for name, value in positive.items():
-            checked = integer(name, value)
-            if not 1 <= checked <= WHOLE_SEQUENCE:
-                raise PatternError(f"{name}={checked} must be from 1 to 2**63 - 1")
-            object.__setattr__(self, name, checked)
+        for name, value in numbers.items():
+            object.__setattr__(self, name, positive(name, value))
         object.__setattr__(self, "heads", head_range("heads", self.heads))
 
 
 def _tupled(value: Any) -> Any:
-    """Return the tuples that JSON wrote as lists."""
     return tuple(map(_tupled, value)) if isinstance(value, list) else value

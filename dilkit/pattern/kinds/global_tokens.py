@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from dilkit.checks import integer, one_of
-from dilkit.pattern.checks import WHOLE_SEQUENCE, PatternError
+from dilkit.pattern.checks import WHOLE_SEQUENCE, PatternError, positive
 from dilkit.pattern.heads import Heads
 from dilkit.pattern.kinds.branch import Branch
 from dilkit.pattern.lowering.forms import Global
-from dilkit.pattern.runs import UNBOUNDED
+from dilkit.pattern.runs import UNBOUNDED, Positions
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from dilkit.pattern.runs import Positions
 
 DIRECTIONS = ("both", "read")
 
@@ -32,11 +32,11 @@ class GlobalTokens(Branch):
         "both": i sees j  if  i or j is a global token        "read": i sees j  if  j is one
 
     - `tokens`: how many there are, the first ones of the sequence, or their positions in it. A position that a call's sequence
-      does not have is refused. It may yet come under causality and in caches, and of packed sequences the shorter ones do without
-      it. With a number, all tokens of a shorter sequence are global.
+      does not have is refused, but under causality, in caches, and in the shorter ones of packed sequences. With a number, all
+      tokens of a shorter sequence are global.
     - `direction`: "both" is Longformer's global attention (arXiv 2004.05150), "read" the attention sinks of StreamingLLM
       (arXiv 2309.17453). Under causality no query sees a global token after itself.
-    - `heads`: the range (start, stop) of query heads that the branch serves; None means all of them.
+    - `heads`: the query heads (start, stop) that it serves; None means all.
 
     A pair of two global tokens counts once. Positions are kept in ascending order, and `[0, 1, 2]` is the same as 3. Raises
     `PatternError` for positions that are negative or there twice, and TypeError for what are no integers.
@@ -69,10 +69,8 @@ class GlobalTokens(Branch):
 
     def check_tokens(self, seq: int) -> None:
         if not isinstance(self.tokens, int) and 0 < seq <= self.tokens[-1]:
-            raise PatternError(
-                f"seq={seq}: tokens has position {self.tokens[-1]}; positions from 0 to {seq - 1} are needed, or is_causal=True "
-                "where the token is yet to come"
-            )
+            way = f"positions from 0 to {seq - 1} are needed, or is_causal=True"
+            raise PatternError(f"seq={seq}: tokens has position {self.tokens[-1]}; {way}")
 
     def of_tokens(self, seq: int) -> GlobalTokens | None:
         if isinstance(self.tokens, int):
@@ -113,8 +111,6 @@ class GlobalTokens(Branch):
 
     def runs(self) -> Positions:
         """Return the global tokens as runs of positions `(n, 2)`, start and stop."""
-        import numpy as np
-
         if isinstance(self.tokens, int):
             return np.array([[0, min(self.tokens, UNBOUNDED - 1)]])
         tokens = np.array(self.positions, np.int64)
@@ -132,12 +128,8 @@ class GlobalTokens(Branch):
 
 
 def _checked(tokens: Any) -> int | tuple[int, ...]:
-    """Return a number of first tokens, or positions in ascending order. Raises TypeError or `PatternError` for others."""
     if isinstance(tokens, (str, bytes)) or not isinstance(tokens, Iterable) or getattr(tokens, "ndim", 1) == 0:
-        count = integer("tokens", tokens)
-        if not 1 <= count <= WHOLE_SEQUENCE:
-            raise PatternError(f"tokens={count} must be from 1 to 2**63 - 1, or a list of positions")
-        return count
+        return positive("tokens", tokens, ", or a list of positions")
     listed = list(islice(tokens, MOST_POSITIONS + 1))
     if len(listed) > MOST_POSITIONS:
         raise PatternError(f"tokens has more than {MOST_POSITIONS:,} positions; give fewer, or the number of the first ones")

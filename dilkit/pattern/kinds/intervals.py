@@ -1,4 +1,4 @@
-"""`Intervals`: one or two intervals of columns that each row sees."""
+"""`Documents`, `Prefix` and `Intervals`: runs of columns that each row sees."""
 
 from __future__ import annotations
 
@@ -8,22 +8,120 @@ import hashlib
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dilkit.checks import integer
-from dilkit.pattern.checks import PatternError
+import numpy as np
+
+from dilkit.checks import integer, shown
+from dilkit.pattern.checks import WHOLE_SEQUENCE, PatternError
 from dilkit.pattern.heads import Heads
 from dilkit.pattern.kinds.branch import Branch
-from dilkit.pattern.lowering.forms import Runs
+from dilkit.pattern.lowering.forms import Band, Form, Runs
 from dilkit.pattern.lowering.tables import RunTable, turned
+from dilkit.pattern.runs import UNBOUNDED, Positions
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from torch import Tensor
 
 MOST_ROWS = 2**26
 """The most rows: beyond that the tables of a pattern take more than 2 GiB."""
+
+
+@dataclass(frozen=True)
+class Documents(Branch):
+    """Documents of `lengths` tokens one after the other: a token sees those of its own document.
+
+        i sees j  if  document(i) == document(j)
+
+    The same as dense attention of packed sequences (`dilated_attention_varlen`), as a branch beside others. A sequence may have
+    fewer tokens than all documents together, of which it is the first ones, but not more. `heads`: the query heads (start,
+    stop) that it serves; None means all. Raises `PatternError` or TypeError.
+
+        >>> from dilkit import Documents, Pattern
+        >>> Pattern.of(Documents([1, 2])).count(3, 1)[0].tolist()
+        [[1, 0, 0], [0, 1, 1], [0, 1, 1]]
+    """
+
+    kind: ClassVar[str] = "documents"
+
+    lengths: tuple[int, ...]
+    heads: tuple[int, int] | None = None
+
+    def __init__(self, lengths: Iterable[int], heads: range | tuple[int, int] | None = None) -> None:
+        if isinstance(lengths, (str, bytes)) or not isinstance(lengths, Iterable):
+            raise TypeError(f"lengths={shown(lengths)} must be a sequence of integers, the tokens of each document")
+        object.__setattr__(self, "lengths", tuple(integer(f"lengths[{i}]", length) for i, length in enumerate(lengths)))
+        object.__setattr__(self, "heads", heads)
+        if not self.lengths or min(self.lengths) < 1 or self.max_seq > WHOLE_SEQUENCE:
+            raise PatternError(f"lengths={shown(self.lengths)}: one document at least, each of one token at least, is needed")
+        self._settle()
+
+    @property
+    def max_seq(self) -> int:
+        return sum(self.lengths)
+
+    def sees(self, rows: Tensor, keys: Tensor, heads: Heads) -> Tensor:
+        import torch
+
+        ends = torch.tensor([*accumulate(self.lengths)], device=rows.device)
+        of_rows, of_keys = (torch.searchsorted(ends, x.contiguous(), right=True) for x in (rows, keys))
+        return (of_rows[:, None] == of_keys)[None]
+
+    def pairs(self, seq: int, heads: Heads, is_causal: bool) -> int:
+        ends = [min(end, seq) for end in accumulate(self.lengths, initial=0)]
+        sizes = [stop - start for start, stop in pairwise(ends)]
+        return len(self.served(heads)) * sum(size * (size + 1) // 2 if is_causal else size * size for size in sizes)
+
+    def forms(self, heads: Heads, seq: int) -> Iterable[Runs]:
+        ends = np.array([min(end, UNBOUNDED) for end in accumulate(self.lengths, initial=0)], np.int64)
+        table = RunTable(ends[1:], np.ones(len(self.lengths), np.int64), np.stack((ends[:-1], ends[1:]), axis=1))
+        return [Runs(heads=self.range_served(heads), queries=table, keys=table)]
+
+    def __str__(self) -> str:
+        count = len(self.lengths)
+        which = f"{count:,} documents, {self.max_seq:,} tokens in all" if count > 1 else f"a document of {self.max_seq:,} tokens"
+        return f"{which}{self.heads_text()}"
+
+
+@dataclass(frozen=True)
+class Prefix(Branch):
+    """A prefix language model: the first `length` tokens see each other, and every token those before it and itself.
+
+        i sees j  if  j <= i  or  (i < length  and  j < length)
+
+    It says itself what is causal, in a call with `is_causal=False`; with `is_causal=True` it is causal attention. T5 (arXiv
+    1910.10683) calls it a causal mask with prefix. A prefix longer than the sequence is all of it. `heads`: the query heads
+    (start, stop) that it serves; None means all. Raises `PatternError` or TypeError.
+
+        >>> from dilkit import Pattern, Prefix
+        >>> Pattern.of(Prefix(2)).count(4, 1)[0].tolist()
+        [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
+    """
+
+    kind: ClassVar[str] = "prefix"
+
+    length: int
+    heads: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        self._settle(length=self.length)
+
+    def sees(self, rows: Tensor, keys: Tensor, heads: Heads) -> Tensor:
+        return (keys <= rows[:, None].clamp(min=self.length - 1))[None]
+
+    def pairs(self, seq: int, heads: Heads, is_causal: bool) -> int:
+        first = 0 if is_causal else min(self.length, seq)
+        return len(self.served(heads)) * (seq * (seq + 1) // 2 + first * (first - 1) // 2)
+
+    def forms(self, heads: Heads, seq: int) -> Iterable[Form]:
+        served, first = self.range_served(heads), np.array([[0, min(self.length, UNBOUNDED)]])
+        yield Band(heads=served, ahead=0, without_rows=first, without_columns=first[:0])
+        table = RunTable(first[0, 1:], np.ones(1, np.int64), first)
+        yield Runs(heads=served, queries=table, keys=table)
+
+    def __str__(self) -> str:
+        return f"the first {self.length:,} tokens among themselves, and what is before each token{self.heads_text()}"
 
 
 @dataclass(frozen=True)
@@ -43,8 +141,6 @@ class RowIntervals:
     @classmethod
     def of(cls, first: Any, last: Any) -> RowIntervals:
         """Make the intervals from `first` to `last`, each `(rows,)` or `(rows, 1 or 2)`: arrays, tensors or lists of integers."""
-        import numpy as np
-
         start, stop = _columns("first", first), _columns("last", last)
         if start.shape != stop.shape:
             raise PatternError(f"first has shape {start.shape} and last {stop.shape}; they are needed for the same intervals")
@@ -61,24 +157,18 @@ class RowIntervals:
         table = table[:, : 2 if table[:, 1:].any() else 1]
         return cls(rows, table.astype("<i8").tobytes())
 
-    def array(self) -> NDArray[np.int64]:
+    def array(self) -> Positions:
         """Return the numbers, `(rows, 1 or 2, 2)`, read-only."""
-        import numpy as np
-
         return np.frombuffer(self.numbers, "<i8").reshape(self.rows, -1, 2)
 
     def text(self) -> str:
         """Return the numbers in base64, each less the one of the row before, compressed."""
-        import numpy as np
-
         changes = np.diff(self.array(), axis=0, prepend=0).astype("<i8")
         return base64.b64encode(zlib.compress(changes.tobytes(), 6)).decode()
 
     @classmethod
     def from_text(cls, rows: Any, text: Any) -> RowIntervals:
         """Return the intervals that `text` wrote. Raises `PatternError` for any other text."""
-        import numpy as np
-
         if not 1 <= integer("rows", rows) <= MOST_ROWS:
             raise PatternError(f"rows={rows} must be from 1 to {MOST_ROWS:,}")
         try:
@@ -101,13 +191,13 @@ class Intervals(Branch):
 
         i sees j  if  first[i] <= j <= last[i]              (or  first[i, n] <= j <= last[i, n]  for an n of 0 and 1)
 
-    - `first`, `last`: integers `(rows,)` or `(rows, 2)`, arrays, tensors or lists; kept as `RowIntervals`, which are compared and
-      hashed by their content. An interval ends at the first and the last row; one whose last column is before its first is empty.
-    - `heads`: the range (start, stop) of query heads that the branch serves; None means all of them.
+    - `first`, `last`: integers `(rows,)` or `(rows, 2)`, arrays, tensors or lists; kept as `RowIntervals`, compared and hashed by
+      content. An interval ends at the first and the last row; one whose last column is before its first is empty.
+    - `heads`: the query heads (start, stop) that it serves; None means all.
 
     A sequence has at most as many tokens as there are rows; of fewer tokens, it has the first rows and columns. Each row has
-    here what each column has in FlashMask (arXiv 2410.01359): documents that are causal, prefixes, windows of any
-    lengths. Raises `PatternError` or TypeError.
+    here what each column has in FlashMask (arXiv 2410.01359): documents that are causal, prefixes, windows of any lengths. Raises
+    `PatternError` or TypeError.
 
         >>> from dilkit import Intervals, Pattern
         >>> Pattern.of(Intervals(first=[0, 0, 2, 2], last=[0, 1, 2, 3])).count(4, 1)[0].tolist()
@@ -120,29 +210,19 @@ class Intervals(Branch):
     heads: tuple[int, int] | None = None
 
     def __init__(self, first: Any, last: Any, heads: range | tuple[int, int] | None = None) -> None:
-        self._make(RowIntervals.of(first, last), heads)
-
-    def _make(self, rows: RowIntervals, heads: range | tuple[int, int] | None) -> None:
-        object.__setattr__(self, "rows", rows)
+        made = isinstance(first, RowIntervals) and last is None
+        object.__setattr__(self, "rows", first if made else RowIntervals.of(first, last))
         object.__setattr__(self, "heads", heads)
         self._settle()
 
     @classmethod
     def of_rows(cls, rows: RowIntervals, heads: tuple[int, int] | None = None) -> Intervals:
         """Return the branch with these intervals."""
-        branch = cls.__new__(cls)
-        branch._make(rows, heads)
-        return branch
+        return cls(rows, None, heads)
 
     @property
     def max_seq(self) -> int:
         return self.rows.rows
-
-    def check_seq(self, seq: int) -> None:
-        if seq > self.max_seq:
-            raise PatternError(
-                f"seq={seq}: intervals of {self.max_seq} rows are given; give those of the rows after them as well"
-            )
 
     def sees(self, rows: Tensor, keys: Tensor, heads: Heads) -> Tensor:
         import torch
@@ -151,15 +231,11 @@ class Intervals(Branch):
         return ((table[:, :, :1] <= keys) & (keys < table[:, :, 1:])).any(1)[None]
 
     def pairs(self, seq: int, heads: Heads, is_causal: bool) -> int:
-        import numpy as np
-
         start, stop = np.moveaxis(self.rows.array()[:seq], 2, 0)
         ends = np.arange(1, len(start) + 1)[:, None] if is_causal else seq
         return len(self.served(heads)) * int((np.minimum(stop, ends) - start).clip(0).sum())
 
     def forms(self, heads: Heads, seq: int) -> Iterable[Runs]:
-        import numpy as np
-
         table = self.rows.array()
         row, interval = np.nonzero(table[..., 0] < table[..., 1])
         runs = np.concatenate((row[:, None], table[row, interval]), axis=1)
@@ -192,10 +268,7 @@ class Intervals(Branch):
         return f"an interval{most} of columns for each of {self.rows.rows:,} rows{self.heads_text()}"
 
 
-def _columns(name: str, given: Any) -> NDArray[np.int64]:
-    """Convert `given` to int64 `(rows, 1 or 2)`. Raises TypeError or `PatternError` naming it."""
-    import numpy as np
-
+def _columns(name: str, given: Any) -> Positions:
     try:
         array = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
     except ValueError as error:

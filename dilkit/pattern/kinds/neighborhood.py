@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dilkit.checks import integer, one_of
-from dilkit.pattern.checks import WHOLE_SEQUENCE, PatternError
+from dilkit.checks import one_of
+from dilkit.pattern.checks import PatternError, positive
 from dilkit.pattern.heads import Heads
 from dilkit.pattern.kinds.branch import Branch
 from dilkit.pattern.lowering.forms import CutGrid, Grid
@@ -31,16 +31,16 @@ class Neighborhood(Branch):
         i sees j  if  in every dimension  i = r (mod d), j = r (mod d)  and  start <= j // d < start + k
 
     Here i and j are coordinates, `d = dilation`, `k = kernel_size`, r is a residue, n the number of coordinates with it, and
-    `start = min(max(i // d - k // 2, 0), n - k)`: a window does not reach beyond an edge but moves back from it, so that every
-    token sees equally many (NATTEN: arXiv 2204.07143, and 2209.15001 for dilation).
+    `start = min(max(i // d - k // 2, 0), n - k)`: a window moves back from an edge, so that every token sees equally many
+    (NATTEN: arXiv 2204.07143, and 2209.15001 for dilation).
 
     - `shape`: the grid, of one, two or three dimensions; a sequence has as many tokens as it has cells.
     - `kernel_size`, `dilation`: an integer for all dimensions or one for each; kernel sizes are odd, and with the border "move"
       `kernel_size * dilation` is at most the size of the grid.
-    - `border`: "move", as above, or "cut": `start = i // d - k // 2`, and what lies beyond an edge is not there, so that tokens
-      near it see fewer. With `tail="zeros"` of the pattern they see a zero key, of score 0 and value 0, for each cell that is
-      missing, as DilateFormer's windows do (arXiv 2302.01791). A window that is cut has at most 2**20 cells.
-    - `heads`: the range (start, stop) of query heads that the branch serves; None means all of them.
+    - `border`: "move", as above, or "cut": `start = i // d - k // 2`, and tokens near an edge see fewer. With `tail="zeros"` of
+      the pattern they see a zero key, of score 0 and value 0, for each cell that is missing, as DilateFormer's windows do (arXiv
+      2302.01791). A window that is cut has at most 2**20 cells.
+    - `heads`: the query heads (start, stop) that it serves; None means all.
 
     Under causality a query sees those of its neighbours that do not come after it in the sequence, and windows move back from
     edges all the same. Raises `PatternError` or TypeError.
@@ -79,9 +79,8 @@ class Neighborhood(Branch):
             if width % 2 == 0:
                 raise PatternError(f"kernel_size={kernel}: {width} is even, and cannot lie evenly around a token; give odd sizes")
             if width * step > size and border == "move":
-                raise PatternError(
-                    f"kernel_size={kernel} with dilation={steps} spans {width * step} of a grid of shape {grid}; at most {size}"
-                )
+                spans = f"{width * step} of a grid of shape {grid}"
+                raise PatternError(f"kernel_size={kernel} with dilation={steps} spans {spans}; at most {size}")
         if border == "cut" and math.prod(kernel) > MOST_CUT:
             raise PatternError(f"kernel_size={kernel} with border='cut' has {math.prod(kernel):,} cells; at most {MOST_CUT:,}")
         for name, value in dict(shape=grid, kernel_size=kernel, dilation=steps, border=border, heads=heads).items():
@@ -117,9 +116,7 @@ class Neighborhood(Branch):
     def check_seq(self, seq: int) -> None:
         if seq != self.tokens:
             shape = " x ".join(map(str, self.shape))
-            raise PatternError(
-                f"seq={seq}: the neighborhood is of a grid of {shape}, {self.tokens} tokens; exactly these are needed"
-            )
+            raise PatternError(f"seq={seq}: the neighborhood is of a grid of {shape}, {self.tokens} tokens; as many are needed")
 
     def sees(self, rows: Tensor, keys: Tensor, heads: Heads) -> Tensor:
         import torch
@@ -180,14 +177,10 @@ def _cut_before(size: int, width: int, step: int) -> int:
 def _sizes(name: str, sizes: Any, count: int | None) -> tuple[int, ...]:
     """Return `sizes` as a tuple, one for each dimension; a single integer holds for all `count`, which None leaves open."""
     if isinstance(sizes, (str, bytes)) or not isinstance(sizes, Sequence):
-        number = integer(name, sizes)
-        checked: tuple[int, ...] = (number,) * (count or 1)
+        checked: tuple[int, ...] = (positive(name, sizes),) * (count or 1)
     else:
-        checked = tuple(integer(f"{name}[{i}]", size) for i, size in enumerate(sizes))
+        checked = tuple(positive(f"{name}[{i}]", size) for i, size in enumerate(sizes))
     if not 1 <= len(checked) <= 3 or count not in (None, len(checked)):
         wanted = "1 to 3" if count is None else str(count)
         raise PatternError(f"{name}={checked} has {len(checked)} dimensions; {wanted} are needed")
-    for size in checked:
-        if not 1 <= size <= WHOLE_SEQUENCE:
-            raise PatternError(f"{name}={checked}: {size} must be from 1 to 2**63 - 1")
     return checked

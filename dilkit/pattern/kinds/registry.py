@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 from dilkit import plan
 from dilkit.checks import shown, visible
-from dilkit.pattern.checks import PatternError
+from dilkit.pattern.checks import PatternError, check_number_of_branches
+from dilkit.pattern.kinds.bands import DilatedSegment, SlidingWindow, Strided
 from dilkit.pattern.kinds.block_sparse import BlockSparse
 from dilkit.pattern.kinds.branch import Branch
-from dilkit.pattern.kinds.dilated_segment import DilatedSegment
-from dilkit.pattern.kinds.documents import Documents
 from dilkit.pattern.kinds.global_tokens import GlobalTokens
-from dilkit.pattern.kinds.intervals import Intervals
+from dilkit.pattern.kinds.intervals import Documents, Intervals, Prefix
 from dilkit.pattern.kinds.neighborhood import Neighborhood
-from dilkit.pattern.kinds.prefix import Prefix
-from dilkit.pattern.kinds.sliding_window import SlidingWindow
-from dilkit.pattern.kinds.strided import Strided
 
 GROUP = "dilkit.kinds"
 """The entry points by which packages announce kinds: name = the kind, value = the class."""
@@ -48,9 +45,9 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 def register_kind(cls: type[Branch]) -> type[Branch]:
     """Make a kind of branch known in this process: patterns of it are read from JSON, and called. Returns the class.
 
-    A kind is a frozen dataclass, a subclass of `Branch`, with the name `kind`, a field `heads`, the last, and `sees`. `sees`
-    is evaluated for every pair, for up to 32,768 tokens; a kind that defines `forms` and `pairs` says it by formula, for
-    sequences of any length. A package declares an entry point in the group `dilkit.kinds` instead.
+    A kind is a frozen dataclass, a subclass of `Branch`, with the name `kind`, a last field `heads`, and `sees`, which is
+    evaluated for every pair of up to 32,768 tokens; a kind that defines `forms` and `pairs` says it by formula, for sequences of
+    any length. A package declares an entry point in the group `dilkit.kinds` instead.
 
     Raises TypeError for a class that is none of these, and `PatternError` for a kind that another class has.
 
@@ -129,8 +126,42 @@ def known_kinds() -> tuple[str, ...]:
     return (*KINDS, *sorted({entry.name for entry in entry_points(group=GROUP)} - KINDS.keys()))
 
 
+def check_branches(branches: tuple[Branch, ...]) -> None:
+    """Raise TypeError or `PatternError` unless these are branches, at least one."""
+    if not branches:
+        raise PatternError("branches is empty; a pattern has at least one branch, such as SlidingWindow(512)")
+    check_number_of_branches("branches", len(branches))
+    for i, branch in enumerate(branches):
+        if not isinstance(branch, Branch):
+            name = type(branch).__name__
+            raise TypeError(f"branches[{i}]={shown(branch)} is a {name}; a branch is needed, such as SlidingWindow(512)")
+        if KINDS.get(branch.kind) is not type(branch) and kind_class(branch.kind) is not type(branch):
+            name = type(branch).__name__
+            hint = f"dilkit.register_kind({name}) makes it so"
+            raise TypeError(f"branches[{i}]={shown(branch)} is of a kind that is not known; {hint}")
+    if sum(branch.is_given_by_call for branch in branches) > 1:
+        raise PatternError("branches has two without a layout of their own; a call gives one block_layout, for one branch")
+
+
+def branch_of(values: Any) -> Branch:
+    """Return the branch that `Branch.to_fields` wrote. Raises `PatternError` or TypeError for anything else."""
+    kind = values.get("kind") if isinstance(values, Mapping) else None
+    cls = kind_class(kind) if isinstance(kind, str) else None
+    if cls is None:
+        needed = f"{', '.join(known_kinds())}, or one of dilkit.register_kind(...)"
+        raise PatternError(f"branch {shown(values)} is no object of a known kind: {needed}")
+    arguments = {name: value for name, value in values.items() if name != "kind"}
+    if isinstance(arguments.get("heads"), list):  # JSON has no pairs
+        arguments["heads"] = tuple(arguments["heads"])
+    known = cls.arguments()
+    if unknown := arguments.keys() - known.keys():
+        raise PatternError(f"branch {kind} has {', '.join(map(shown, sorted(unknown)))}; its fields are {', '.join(known)}")
+    if missing := [name for name, needed in known.items() if needed and name not in arguments]:
+        raise PatternError(f"branch {kind} has no {' and no '.join(missing)}; its fields are {', '.join(known)}")
+    return cls.from_fields(arguments)
+
+
 def _check(cls: type[Branch]) -> None:
-    """Raise TypeError unless `cls` can be a kind."""
     if not (isinstance(cls, type) and issubclass(cls, Branch)):
         raise TypeError(f"cls={shown(cls)}: a subclass of dilkit.Branch is needed")
     name = f"{cls.__module__}.{cls.__qualname__}"

@@ -10,18 +10,19 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dilkit.checks import integer, shown
 from dilkit.pattern.checks import WHOLE_SEQUENCE, PatternError
 from dilkit.pattern.lowering.forms import Band, CutGrid, Form, GivenBlocks, Global, Grid, Runs, Segments, Unlowered
 from dilkit.pattern.lowering.tables import RunTable, hash_of_pairs
-from dilkit.pattern.runs import UNBOUNDED
+from dilkit.pattern.runs import UNBOUNDED, Positions
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from dilkit.pattern.heads import Heads
     from dilkit.pattern.kinds.branch import Branch
-    from dilkit.pattern.runs import Positions
 
 _LEAST: dict[type[Form], dict[str, int]] = {
     Segments: dict(length=1, rate=1),
@@ -37,10 +38,9 @@ _LEAST: dict[type[Form], dict[str, int]] = {
 
 
 def forms_of(branch: Branch, heads: Heads, seq: int) -> list[Form]:
-    """Return the forms of a branch for these heads, each of them checked.
+    """Return the forms of a branch for these heads, each of them checked; forms by formula are kept for all lengths.
 
-    A kind that gives forms by formula is not told the length, for they are kept for all lengths. Raises `PatternError`
-    naming the kind, the form, its field, the value and the limit.
+    Raises `PatternError` naming the kind, the form, its field, the value and the limit.
     """
     kind = type(branch).__name__
     try:
@@ -53,10 +53,8 @@ def forms_of(branch: Branch, heads: Heads, seq: int) -> list[Form]:
         raise PatternError(f"{kind}.forms gives no form; at least one is needed, if only a Global without rows and columns")
     blocks = sum(isinstance(form, GivenBlocks) for form in forms)
     if blocks != branch.is_given_by_call:
-        raise PatternError(
-            f"{kind}.forms gives {blocks} GivenBlocks with is_given_by_call={branch.is_given_by_call}; they stand for the layout "
-            "of a call: one is needed where the property is True, none elsewhere"
-        )
+        needed = f"{int(branch.is_given_by_call)} is needed with is_given_by_call={branch.is_given_by_call}"
+        raise PatternError(f"{kind}.forms gives {blocks} GivenBlocks, which stand for the layout of a call; {needed}")
     served = branch.range_served(heads)
     return [_checked(form, branch, served, seq) for form in forms]
 
@@ -69,10 +67,8 @@ def sees(branch: Branch, rows: Tensor, keys: Tensor, heads: Heads) -> Tensor:
     dtype: Any = getattr(seen, "dtype", type(seen).__name__)
     shape: Any = getattr(seen, "shape", ())
     if dtype is not torch.bool or shape[1:] != (len(rows), len(keys)) or shape[0] not in (1, stop - start):
-        raise PatternError(
-            f"{type(branch).__name__}.sees returned {dtype} {tuple(shape)}; torch.bool (1, {len(rows)} rows, {len(keys)} keys) "
-            f"is needed, or with {stop - start} heads in the place of 1: seen[None] has this axis"
-        )
+        needed = f"torch.bool (1 or {stop - start} heads, {len(rows)} rows, {len(keys)} keys) is needed (seen[None])"
+        raise PatternError(f"{type(branch).__name__}.sees returned {dtype} {tuple(shape)}; {needed}")
     return seen
 
 
@@ -127,8 +123,6 @@ def _check_segments(name: str, form: Segments) -> None:
 
 
 def _check_runs(name: str, form: Runs, seq: int) -> None:
-    import numpy as np
-
     for field, table in dict(queries=form.queries, keys=form.keys).items():
         if not isinstance(table, RunTable):
             _refuse(name, field, table, "a RunTable")
@@ -183,8 +177,6 @@ def _number(name: str, value: Any, least: int, most: int = UNBOUNDED) -> int:
 
 
 def _check_array(name: str, field: str, array: Any, shape: tuple[int, ...]) -> None:
-    import numpy as np
-
     if not (isinstance(array, np.ndarray) and array.dtype == np.int64 and (-1, *array.shape[1:]) == shape):
         needed = "(n, 2), start and stop of each run" if len(shape) == 2 else "(n,)"
         _refuse(name, field, array, f"an int64 numpy array {needed},")

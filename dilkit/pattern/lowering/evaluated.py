@@ -11,20 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dilkit.pattern.lowering.checks import sees
 from dilkit.pattern.lowering.forms import Form, Runs, Unlowered
 from dilkit.pattern.lowering.tables import RunTable
 from dilkit.pattern.runs import UNBOUNDED
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from dilkit.pattern.heads import Heads
     from dilkit.pattern.kinds.branch import Branch
 
-    Bools = NDArray[np.bool_]
-    Int64Array = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 MOST_TOKENS = 2**15
 """The longest sequence that a branch is evaluated for."""
@@ -51,8 +50,6 @@ def evaluated(branch: Branch, heads: Heads, seq: int) -> Iterator[Form]:
 
 def counted(branch: Branch, seq: int, heads: Heads, is_causal: bool) -> int:
     """Count the pairs among the first `seq` tokens, over all heads that the branch serves, in time that grows as `seq ** 2`."""
-    import numpy as np
-
     served, first, total = len(branch.served(heads)), 0, 0
     for block in _blocks(branch, heads, seq, of_keys=False):
         seen = np.tril(block, first) if is_causal else block
@@ -62,23 +59,27 @@ def counted(branch: Branch, seq: int, heads: Heads, is_causal: bool) -> int:
 
 
 def _same(one: RunTable, other: RunTable) -> bool:
-    import numpy as np
-
     return all(map(np.array_equal, one, other))
 
 
 def _tables(branch: Branch, heads: Heads, seq: int, of_keys: bool) -> Iterator[RunTable]:
-    """Yield a table for each head, or one for all, with queries or with keys as rows."""
-    builders: list[_Builder] = []
+    none, first = np.zeros(0, np.int64), 0
+    parts: list[list[RunTable]] = []
     for block in _blocks(branch, heads, seq, of_keys):
-        builders = builders or [_Builder() for _ in block]
-        for builder, rows in zip(builders, block, strict=True):
-            builder.add(rows)
-    yield from (builder.table() for builder in builders or [_Builder()])
+        parts = parts or [[] for _ in block]
+        for tables, rows in zip(parts, block, strict=True):
+            steps = np.diff(np.pad(rows, ((0, 0), (1, 1))).astype(np.int8), axis=1)
+            row, start = np.nonzero(steps == 1)
+            runs = np.stack((row, start, np.nonzero(steps == -1)[1]), axis=1)
+            table = RunTable.of_blocks(runs, len(rows), 1).joined()
+            tables.append(table._replace(stop=table.stop + first))
+        first += block.shape[1]
+    after = RunTable(np.array([UNBOUNDED]), np.zeros(1, np.int64), none.reshape(0, 2))  # later rows see nothing
+    for tables in parts or [[]]:
+        yield RunTable(*map(np.concatenate, zip(*tables, after, strict=True))).joined()
 
 
 def _blocks(branch: Branch, heads: Heads, seq: int, of_keys: bool) -> Iterator[Bools]:
-    """Yield `sees` block by block of rows, `(heads served or 1, rows, seq)`."""
     import torch
 
     places = torch.arange(seq, device="cpu")
@@ -87,36 +88,3 @@ def _blocks(branch: Branch, heads: Heads, seq: int, of_keys: bool) -> Iterator[B
         some = places[first : first + at_once]
         seen = sees(branch, places, some, heads).transpose(1, 2) if of_keys else sees(branch, some, places, heads)
         yield seen.numpy()
-
-
-class _Builder:
-    """A table, row by row."""
-
-    def __init__(self) -> None:
-        self._first: list[Int64Array] = []
-        self._runs: list[Int64Array] = []
-        self._columns: list[Int64Array] = []
-        self._last: Bools | None = None
-        self._rows = 0
-
-    def add(self, rows: Bools) -> None:
-        """Add the next rows, bool `(rows, columns)`."""
-        import numpy as np
-
-        before = np.concatenate((~rows[:1] if self._last is None else self._last[None], rows[:-1]))
-        first = np.flatnonzero((rows != before).any(axis=1))
-        steps = np.diff(np.pad(rows[first], ((0, 0), (1, 1))).astype(np.int8), axis=1)
-        run, start = np.nonzero(steps == 1)
-        self._columns.append(np.stack((start, np.nonzero(steps == -1)[1]), axis=1))
-        self._runs.append(np.bincount(run, minlength=len(first)))
-        self._first.append(first + self._rows)
-        self._last, self._rows = rows[-1], self._rows + len(rows)
-
-    def table(self) -> RunTable:
-        """Return the table of the rows so far; later ones see nothing."""
-        import numpy as np
-
-        none = np.zeros(0, np.int64)
-        first, runs = (np.concatenate([none, *parts]) for parts in (self._first, self._runs))
-        stop = np.append(first[1:], [self._rows, UNBOUNDED] if len(first) else [UNBOUNDED])
-        return RunTable(stop, np.append(runs, 0), np.concatenate([none.reshape(0, 2), *self._columns]))

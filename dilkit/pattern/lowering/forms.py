@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Form:
     """Pairs that query heads `heads[0] .. heads[1] - 1` see, without those of other forms that `overlap="once"` leaves out.
 
-    Two forms of one branch have no pair in common. Numbers beyond `UNBOUNDED` are `UNBOUNDED`: no sequence is as long.
+    Two forms of one branch have no pair in common. Numbers beyond `UNBOUNDED` are `UNBOUNDED`.
     """
 
     name: ClassVar[str]

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from dilkit.pattern.runs import union
+import numpy as np
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Int64Array = NDArray[np.int64]
+from dilkit.pattern.runs import Positions, union
 
 
 class RunTable(NamedTuple):
@@ -21,15 +17,13 @@ class RunTable(NamedTuple):
     `(all runs, 2)`: start and stop.
     """
 
-    stop: Int64Array
-    runs: Int64Array
-    columns: Int64Array
+    stop: Positions
+    runs: Positions
+    columns: Positions
 
     @classmethod
-    def of_blocks(cls, runs: Int64Array, blocks: int, block_size: int) -> RunTable:
+    def of_blocks(cls, runs: Positions, blocks: int, block_size: int) -> RunTable:
         """Make a table of blocks from `runs` `(n, 3)`, ascending: a block of rows, the first block it sees, one past the last."""
-        import numpy as np
-
         row, first, last = runs.T
         goes_on = (row[1:] == row[:-1]) & (first[1:] == last[:-1])
         begins, ends = np.append(True, ~goes_on)[: len(row)], np.append(~goes_on, True)[: len(row)]
@@ -39,8 +33,6 @@ class RunTable(NamedTuple):
 
     def joined(self) -> RunTable:
         """Join consecutive rows that see the same columns into one run."""
-        import numpy as np
-
         row = np.repeat(np.arange(len(self.runs)), self.runs)
         before = (np.arange(len(row)) - np.append(0, self.runs)[row]).clip(0)  # the same column's place in the row before
         differs = (self.columns != self.columns[before]).any(1)
@@ -51,8 +43,6 @@ class RunTable(NamedTuple):
 
     def below(self, seq: int) -> RunTable:
         """Cut the table to the rows and columns below `seq`."""
-        import numpy as np
-
         count = int(np.searchsorted(self.stop, seq)) + 1
         row, columns = np.repeat(np.arange(len(self.runs)), self.runs), np.minimum(self.columns, seq)
         left = (columns[:, 0] < columns[:, 1]) & (row < count)
@@ -62,8 +52,6 @@ class RunTable(NamedTuple):
     @classmethod
     def any_of(cls, tables: Sequence[RunTable]) -> RunTable:
         """Unite tables: a row sees the columns that it sees in any of them."""
-        import numpy as np
-
         if len(tables) == 1:
             return tables[0]
         stops, seen = np.unique(np.concatenate([table.stop for table in tables])), []
@@ -85,35 +73,27 @@ def hash_of_pairs(table: RunTable, seq: int, turned: bool = False) -> int:
 
     Here f and g hash positions of queries and of keys, and change places where `turned`.
     """
-    import numpy as np
-
     of_rows, of_columns = (0, 1) if not turned else (1, 0)
     rows = np.diff(_hashed(np.minimum(table.stop, seq), of_rows), prepend=_hashed(np.zeros(1, np.int64), of_rows))
     columns = np.diff(_hashed(np.minimum(table.columns, seq), of_columns), axis=1)[:, 0]
     return int((np.repeat(rows, table.runs) * columns).sum(dtype=np.uint64))
 
 
-def _hashed(positions: Int64Array, salt: int) -> Any:
+def _hashed(positions: Positions, salt: int) -> Any:
     """Return 64 bits for each position (SplitMix64)."""
-    import numpy as np
-
     mixed = (positions.astype(np.uint64) * np.uint64(2) + np.uint64(salt + 1)) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))
 
 
-def turned(runs: Int64Array) -> Int64Array:
+def turned(runs: Positions) -> Positions:
     """Transpose `runs` `(n, 3)`: a row's run of columns becomes runs of rows for each column. Memory is that of the result.
 
-    A run of rows begins in a row for the columns that the row before it does not see, and ends the other way round.
-
-        >>> import numpy as np
-        >>> turned(np.array([[0, 0, 2], [1, 1, 3]])).tolist()
-        [[0, 0, 1], [1, 0, 2], [2, 1, 2]]
+    >>> import numpy as np
+    >>> turned(np.array([[0, 0, 2], [1, 1, 3]])).tolist()
+    [[0, 0, 1], [1, 0, 2], [2, 1, 2]]
     """
-    import numpy as np
-
     row, first, last = runs.T
     rows, edges = np.concatenate((row, row, row + 1, row + 1)), np.concatenate((first, last, first, last))
     order = np.lexsort((edges, rows))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,8 +15,7 @@ from helpers.backends_here import on
 from helpers.calls import tensors
 from helpers.odd_kinds import Gap, Posts, Reach, Turns
 from helpers.strategies import Heads, mixes_with_heads
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import dilkit
 from dilkit import DilatedCache, Pattern, PatternError, Problem, SlidingWindow, dilated_attention, dilated_attention_varlen
@@ -101,13 +99,8 @@ def test_broken_kinds_are_listed_and_stop_no_other(capsys: pytest.CaptureFixture
     capsys.readouterr()
     assert main(["draw", "--seq", "6", "--heads", "1", "--pattern", "Leaving()"]) == 2
     assert broken["leaving_kind"] in capsys.readouterr().err
-    assert main(["info", "--seq", "64", "--pattern", "mistral(8)"]) == 0
-    assert "kinds of branches that are broken" in capsys.readouterr().out
-    assert main(["info", "--seq", "64", "--pattern", "mistral(8)", "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)["broken_kinds"]
     told = {found.name: found.found for found in installed() if found.state == "WRONG"}
     for kind, text in broken.items():
-        assert text in listed[kind]
         assert text in told[f"kind {kind}"]
         with pytest.raises(PatternError, match="uninstall its package"):
             own(f'{{"kind":"{kind}"}}')

@@ -15,12 +15,11 @@ import pytest
 import torch
 from helpers.definition import brute_force, brute_force_edges
 from helpers.strategies import Heads, mixes_with_heads, neighborhoods, patterns_with_heads
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Intervals, Neighborhood, Pattern, SlidingWindow, Strided, plan
 from dilkit.pattern import KINDS, WHOLE_SEQUENCE, BlockLayout, RowIntervals
-from dilkit.pattern.kinds import block_layout
+from dilkit.pattern.kinds import block_sparse
 
 LAYOUT = [[True, False, False], [True, True, True], [False, False, True]]
 MIX = Pattern.of(
@@ -78,6 +77,9 @@ def test_a_pattern_survives_every_way_of_writing_it_down(drawn: tuple[Pattern, H
     assert eval(repr(pattern), NAMES) == pattern
     if not any(isinstance(branch, (BlockSparse, Intervals)) for branch in pattern.branches):  # too long to be shown as a whole
         assert eval(str(pattern), NAMES) == pattern
+    assert (
+        all(branch.call() in str(pattern) for branch in pattern.branches) or pattern.only_segments or pattern == Pattern.dense()
+    )
     for twin in (pickle.loads(pickle.dumps(pattern)), copy.copy(pattern), copy.deepcopy(pattern)):
         assert (twin, hash(twin), twin.to_json()) == (pattern, hash(pattern), pattern.to_json())
     assert len(pattern.describe().splitlines()) == len(pattern.branches) + 1
@@ -218,7 +220,7 @@ def test_runs_of_a_layout_are_what_it_shows(heads: int, blocks: int, share: floa
     layout, first = BlockLayout.of(array), data.draw(st.integers(0, heads - 1))
     used, low = data.draw(st.integers(1, blocks)), data.draw(st.integers(0, blocks - 1))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(block_layout, "CHUNK", data.draw(st.sampled_from([1, 3, 2**20])))
+        patch.setattr(block_sparse, "CHUNK", data.draw(st.sampled_from([1, 3, 2**20])))
         runs = layout.runs(range(first, heads), used)
         part = layout.part(low, blocks)
     assert BlockLayout.of_runs(runs, heads - first, used) == BlockLayout.of(array[first:, :used, :used])

@@ -134,7 +134,7 @@ MODULES = {
     "a mask of nested rows": Case(layer_on(JAGGED, attn_mask=CAUSAL), ValueError, *WITH_STARTS),
     "a mask of cached rows": Case(masked(CAUSAL, cache=CACHE), ValueError, "attn_mask is given with cache"),
     "a mask for another module": Case(made(OTHER, ROWS, attn_mask=CAUSAL), ValueError, "attn_mask is given", "Identity()"),
-    "keys of a part of the rows": Case(layer_on(ROWS, ROWS[:, :5]), ValueError, "key has shape (2, 5, 32)", "within one"),
+    "keys of a part of the rows": Case(layer_on(ROWS, ROWS[:, :5]), ValueError, "key has shape (2, 5, 32)", "must be equal"),
     "keys without a batch": Case(layer_on(ROWS, ROWS[0]), ValueError, "key has shape (6, 32)"),
     "values are a text": Case(layer_on(ROWS, ROWS, "x"), TypeError, "value is a str"),
     "unknown backend of a module": Case(made(DilatedAttention(P, backend="fast"), Q, Q, Q), ValueError, "backend='fast'"),

@@ -111,7 +111,7 @@ MALFORMED = {
     "forms that are none": (lambda: 3, ("Shown.forms raised TypeError", "not iterable")),
 }
 SEEN: dict[str, tuple[Callable[[int, int], Any], str]] = {
-    "sees without heads": (lambda rows, keys: torch.ones(rows, keys).bool(), "torch.bool (6, 6); torch.bool (1, 6 rows, 6 keys)"),
+    "sees without heads": (lambda rows, keys: torch.ones(rows, keys).bool(), "torch.bool (6, 6); torch.bool (1 or 4 heads"),
     "sees of numbers": (lambda rows, keys: torch.ones(1, rows, keys), "torch.float32 (1, 6, 6)"),
     "sees of other heads": (lambda rows, keys: torch.ones(3, rows, keys).bool(), "torch.bool (3, 6, 6)"),
     "sees of nothing": (lambda rows, keys: None, "NoneType ()"),
@@ -123,7 +123,7 @@ def lowered(name: str) -> Callable[[], Any]:
 
 
 def looked(call: Callable[[], Any], returned: str) -> Case:
-    return Case(call, PatternError, f"Looked.sees returned {returned}", "needed, or with 4 heads", "seen[None]")
+    return Case(call, PatternError, f"Looked.sees returned {returned}", "1 or 4 heads", "seen[None]")
 
 
 RATE_0, WITHOUT_HEADS = Pattern.of(Shown("a band of rate 0")), Pattern.of(Looked("sees without heads"))

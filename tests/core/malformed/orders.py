@@ -11,7 +11,6 @@ from core.malformed.case import MASK, Case, P, Q, made, under
 
 from dilkit import PatternError, TokenOrder, locality_report, order, ordered_dilated_attention, sort_points
 from dilkit.orders import _curves
-from dilkit.orders._generalised_hilbert import generalised_hilbert
 from dilkit.orders.points import decode, encode
 
 GRID = order((2, 3))
@@ -55,8 +54,8 @@ def perm(*places: int) -> Any:
     return np.array(places, np.int32)
 
 
-def generalised(cells: int, shape: tuple[int, ...], threads: int = 1) -> Callable[[], Any]:
-    return made(generalised_hilbert, empty(cells), shape, threads)
+def generalised(cells: int, shape: tuple[int, ...]) -> Callable[[], Any]:
+    return made(_curves.generalised_hilbert, empty(cells), shape)
 
 
 ORDERS = {
@@ -148,11 +147,11 @@ CODES = {
 
 CURVES = {
     "a short array": Case(made(_curves.hilbert, empty(63), 2, 3), ValueError, "out has 63 elements", "each of the 64 cells"),
-    "a long array": Case(made(_curves.hilbert_rank, np.empty(65, np.int64), 3, 2), ValueError, "out has 65 elements"),
+    "a long array": Case(made(_curves.hilbert, np.empty(65, np.int64), 3, 2), ValueError, "out has 65 elements"),
     "four axes": Case(made(_curves.hilbert, empty(16), 4, 1), ValueError, "ndim=4 must be 2 or 3"),
     "negative bits": Case(made(_curves.hilbert, empty(1), 2, -1), ValueError, "bits=-1 from 0 to 31"),
     "no cells": Case(made(_curves.morton, empty(0), (0, 4)), ValueError, "shape=(0, 4) must be one to three sides of at least 1"),
-    "a box of four axes": Case(made(_curves.snake, empty(1), (1, 1, 1, 1)), ValueError, "one to three sides"),
+    "a box of four axes": Case(made(_curves.morton, empty(1), (1, 1, 1, 1)), ValueError, "one to three sides"),
     "more cells than there can be": Case(made(_curves.morton, empty(4), (2**40, 2**40)), ValueError, "out has 4 elements"),
     "a tile of no cells": Case(made(_curves.tiles, empty(4), (2, 2), (0, 2)), ValueError, "tile=(0, 2) must be a side of"),
     "a tile of other axes": Case(made(_curves.tiles, empty(4), (2, 2), (2,)), ValueError, "for each axis of shape=(2, 2)"),
@@ -163,7 +162,6 @@ CURVES = {
     "a curve without end": Case(generalised(6, (2**40, 2**40)), ValueError, "out has 6 elements"),
     "a curve through nothing": Case(generalised(6, (0, 6)), ValueError, "sides of at least 1"),
     "a curve through no axis": Case(generalised(1, ()), ValueError, "one to three sides"),
-    "a curve of no threads": Case(generalised(6, (2, 3), 0), ValueError, "threads is 0"),
 }
 
 LOCALITY = {

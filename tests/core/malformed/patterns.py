@@ -62,7 +62,7 @@ PATTERNS = {
     "unequal lists": Case(pattern([4, 8], [1]), PatternError, "segment_lengths", "2", "dilation_rates", "1"),
     "lengths are a number": Case(pattern(4, [1]), TypeError, "segment_lengths=4", "sequence of integers"),
     "a bool of torch": Case(pattern([4, 8], [1, torch.tensor(True)]), TypeError, "dilation_rates[1]", "bool"),
-    "a list of heads": Case(made(SlidingWindow, 4, heads=[0, 1]), TypeError, "=[0, 1] is a list, which may mean a range"),
+    "a list of heads": Case(made(SlidingWindow, 4, heads=[0, 1]), TypeError, "=[0, 1] is a list; give range(start, stop)"),
     "a negative rate": Case(pattern([4, 4], [1, -2]), PatternError, "dilation_rates[1]=-2", "from 1"),
     "beyond 64 bits": Case(pattern([2**63], [1]), PatternError, "segment_lengths[0]", "2**63 - 1"),
     "rate above segment": Case(pattern([4], [5]), PatternError, "dilation_rates[0]=5", "segment_lengths[0]=4", "at most"),

@@ -81,7 +81,7 @@ WRONG: dict[str, tuple[Callable[[Tensor], Tensor | None], str]] = {
     "fewer dimensions": (lambda x: x[0], "shape"),
     "dtype": (lambda x: x.double(), "float64"),
     "memory gone": (shrunk, "beyond the 100 bytes of its storage"),
-    "undefined": (lambda x: None, "is None; a tensor is needed"),
+    "undefined": (lambda x: None, "is a NoneType; a torch.Tensor is needed"),
 }
 
 
@@ -118,8 +118,15 @@ def test_hooks_that_lose_the_memory_of_a_mask_are_refused() -> None:
     mask, inputs = torch.zeros(Q.shape[:2], dtype=torch.bool), [x.clone().requires_grad_() for x in (Q, K, V)]
     with saved_tensors_hooks(lambda x: x, lambda x: x.to("meta") if x.dtype == torch.bool else x):
         out = dilated_attention(*inputs, PATTERN, key_padding_mask=mask)
-    with pytest.raises(ValueError, match="on device meta and others are not; with saved_tensors_hooks"):
+    with pytest.raises(ValueError, match="of the call are on device meta; saved_tensors_hooks"):
         torch.autograd.grad(out.sum(), inputs)
+
+
+def test_the_operator_refuses_others_without_memory_beside_a_query_with_some() -> None:
+    assert forward_op(*(x.to("meta") for x in (Q, K, V)), *call("native"))[0].is_meta
+    for nones in range(6):
+        with pytest.raises(ValueError, match="of the call are on device meta"):
+            forward_op(Q, K, V, *call("native"), *[None] * 2, *[None] * nones, torch.zeros(4, device="meta"))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -13,8 +13,7 @@ import torch
 from helpers.backends_here import on
 from helpers.calls import TORCH_WARNS, close, differentiated, encode_call, random_leaves
 from helpers.strategies import Heads, patterns_with_heads
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 

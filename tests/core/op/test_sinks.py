@@ -10,8 +10,7 @@ import torch
 from helpers.calls import TORCH_WARNS, close, differentiated, encode_call, random_leaves
 from helpers.fakes import registered
 from helpers.strategies import Heads, patterns_with_heads
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from dilkit import DilatedAttention, MultiheadDilatedAttention, Pattern, dilated_attention, order, ordered_dilated_attention
@@ -185,7 +184,7 @@ def test_bits_do_not_depend_on_the_rows_beside() -> None:
 @pytest.mark.parametrize(
     ("sink", "error", "text"),
     [
-        ([0.0] * HEADS, TypeError, r"sink is a list; a torch.Tensor of one logit for each head is needed \(torch.zeros\(6\)\)"),
+        ([0.0] * HEADS, TypeError, r"sink is a list; a torch.Tensor of one logit for each head \(torch.zeros\(6\)\) is needed"),
         (torch.zeros(HEADS, dtype=torch.int64), TypeError, r"sink is torch.int64, .* is needed \(sink.float\(\)\)"),
         (torch.zeros(3), ValueError, r"sink has shape \(3,\); \(heads,\) = \(6,\) is needed, one logit for each head of query"),
         (torch.zeros(1, HEADS), ValueError, r"sink has shape \(1, 6\)"),

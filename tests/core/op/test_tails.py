@@ -11,8 +11,7 @@ from helpers.backends_here import on
 from helpers.calls import random_leaves
 from helpers.definition import brute_force_padding
 from helpers.strategies import Heads, patterns_with_heads
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from dilkit import Pattern, PatternError, dilated_attention

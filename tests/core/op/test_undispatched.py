@@ -23,8 +23,7 @@ from dilkit.inputs import Inputs
 from dilkit.op import prepared_call
 from dilkit.op._facts import call_key, undispatched
 from dilkit.op.call_options import CallOptions, forward_arguments
-from dilkit.op.operators import attend as attend_inputs
-from dilkit.op.operators import forward_op
+from dilkit.op.operators import attend as attend_inputs, forward_op
 from dilkit.op.prepared_call import prepare
 
 X = torch.zeros(1, 6, 4, 8)

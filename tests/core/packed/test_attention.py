@@ -12,8 +12,7 @@ from helpers.calls import differentiated, encode_call, random_leaves, starts_of
 from helpers.fakes import Fake, registered
 from helpers.pairwise import every_pair
 from helpers.strategies import Heads, patterns_with_heads
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from torch import Tensor
 
 import dilkit

@@ -98,9 +98,9 @@ J = jagged(Q)
 OTHER = torch.tensor([0, 4, 13, 14, 44])
 HOLES = torch.nested.nested_tensor_from_jagged(rows(2), CU[:-1], lengths=torch.tensor([3, 0, 1]))
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "another packing": (dict(key=jagged(K, OTHER)), ValueError, r"key has sequences at the offsets \[0, 4, .* query at \[0, 13"),
-    "fewer sequences": (dict(value=jagged(V, OTHER[[0, 4]])), ValueError, r"value has sequences at the offsets \[0, 44\]"),
-    "transposed": (dict(key=jagged(K).transpose(1, 2)), ValueError, "key is transposed, with lengths that differ in dimension 2"),
+    "another packing": (dict(key=jagged(K, OTHER)), ValueError, r"key has the offsets \[0, 4, .* query \[0, 13"),
+    "fewer sequences": (dict(value=jagged(V, OTHER[[0, 4]])), ValueError, r"value has the offsets \[0, 44\]"),
+    "transposed": (dict(key=jagged(K).transpose(1, 2)), ValueError, "key is transposed, ragged in dimension 2"),
     "holes": (dict(query=HOLES, key=HOLES, value=HOLES), ValueError, "query has rows between its sequences"),
     "a plain key": (dict(key=K), TypeError, "key is a plain Tensor beside a nested one"),
     "a plain query": (dict(query=Q[None]), TypeError, "key is nested; a plain tensor"),

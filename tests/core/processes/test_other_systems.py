@@ -12,7 +12,6 @@ from helpers.command_line import in_subprocess
 from helpers.project import ROOT, ROOTS
 
 from dilkit import Device, Pattern, Problem, dilated_attention, explain, plan
-from dilkit.op import prepared_call
 from dilkit.selector import select
 
 pytestmark = pytest.mark.surroundings
@@ -52,7 +51,7 @@ register_at_fork fork forkpty getuid geteuid getgid getegid getpgid killpg setsi
 sched_getaffinity sched_setaffinity sched_yield nice getloadavg mkfifo chown fchmod statvfs O_NONBLOCK O_NOFOLLOW O_CLOEXEC
 O_DIRECTORY memfd_create
 """
-COMPILED = "backends.native._native", "orders._curves", "orders._generalised_hilbert", "orders._points"
+COMPILED = "backends.native._native", "orders._curves", "orders._points"
 SYSTEMS: dict[str, tuple[list[str], list[str], list[str], list[str], str]] = {
     "macOS": ([], ["sched_getaffinity", "sched_setaffinity", "sched_yield", "memfd_create", "posix_fadvise"], [], [], "darwin"),
     "Windows": (
@@ -146,14 +145,14 @@ def test_mps_is_computed_by_the_definition_and_that_is_said() -> None:
     assert "no kernel runs on GPUs of Apple" in str(found.why)
     reasons = {decision.name: decision.reasons for decision in found.decisions if decision.verdict == "refused"}
     assert reasons["native"] == ("device mps: runs on cpu",)
-    assert reasons["sdpa"] == ("device mps: runs on cpu, cuda",)
+    assert reasons["sdpa"] == ("device mps: runs on cpu, cuda, hip",)
     with pytest.raises(ValueError, match="device mps: runs on cpu"):
         select(problem, ("native",))
 
 
 def test_a_call_on_mps_warns_unless_the_backend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tensors lie on the CPU; only what is known of their device says otherwise."""
-    monkeypatch.setattr(prepared_call, "probe", lambda kind, index: Device("mps", "mps"))
+    monkeypatch.setattr("dilkit.problem.probe", lambda kind, index: Device("mps", "mps"))
     plan.cache_clear()
     q, k, v = torch.randn(3, 1, 17, 2, 8).unbind()
     pattern = Pattern([8, 17], [1, 2])

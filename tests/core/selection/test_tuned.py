@@ -14,8 +14,7 @@ import torch
 from helpers.calls import Recorder
 from helpers.fakes import Fake, registered
 from helpers.strategies import patterns_with_heads
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import dilkit
 from dilkit import Device, Pattern, Problem
