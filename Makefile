@@ -25,6 +25,9 @@ PEERS := $(ENV)/stage-peers
 TRANSFORMERS := $(ENV)/stage-transformers
 TTSEM := $(ENV)/stage-ttsem
 
+# Suites of the CPU whose results docs/ shows, each by a file of its name.
+SUITES := orders serving slides patterns scores ring hosts seeds
+
 # Test workers share the cores: one thread each, or they fight for them. torch adds nothing to it on such small problems.
 # Each begins with a part of the files, so that what the tests of a file share is made once, and takes over what others have left.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal
@@ -59,7 +62,7 @@ help:
 	@echo "               torchscale, of prov-gigapath or of transformers; ARGS='--only llama' one family of its models)"
 	@echo "make lint      ruff, mypy, and zizmor on the workflows"
 	@echo "make docs      write the generated parts of README.md and docs/ anew, and build the site of docs/ in site/"
-	@echo "make results   measure anew, on a quiet machine, what the pages show of CPUs (ARGS='orders ring' a part), then make docs"
+	@echo "make results   run the suites of CPUs anew, on a quiet machine (ARGS='orders ring' a part), then make docs"
 	@echo "make wheel     a wheel with its SBOM, and an sdist, in dist/, in place of what is there"
 	@echo "make cut VERSION=1.2.3  write a new version wherever it is named; commits and publishes nothing"
 	@echo "make clean     remove .venv and everything that was built"
@@ -147,7 +150,8 @@ docs: $(DOCS)
 	@echo "open site/index.html"
 
 results: $(TEST) $(PEERS)
-	$(PY) -m dilkit.tools.site.remeasure $(ARGS)
+	set -e; for name in $(or $(ARGS),$(SUITES)); do \
+		$(PY) -m dilkit bench --suite $$name --out build/$$name; cp build/$$name/suite.json docs/results/$$name.json; done
 	$(MAKE) docs
 
 wheel: $(TEST)

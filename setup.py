@@ -29,7 +29,6 @@ SUITES = "tools/bench/suites/__init__.py"
 C_FOLDERS = {
     "backends/native/_native.pyx": "backends/native/kernels",
     "dilkit/orders/_curves.pyx": "dilkit/orders/c/curves",
-    "dilkit/orders/_generalised_hilbert.pyx": "dilkit/orders/c/generalised_hilbert",
     "dilkit/orders/_points.pyx": "dilkit/orders/c/points",
 }
 WINDOWS = sys.platform == "win32"

@@ -103,11 +103,7 @@ def _run(name: str, argv: list[str]) -> int:
         return _fail(prog, _why_not_loaded(error, "this command cannot be loaded"), BAD_INPUT)
     try:
         args = parser.parse_args(argv)
-        if preset := getattr(args, "preset", None):
-            parser.set_defaults(**command(name).PRESETS[preset][1])
-            args = parser.parse_args(argv)  # again: what is given wins over the preset
-        args.command_line = [name, *argv]
-        if name not in ("info", "doctor"):  # which show what is malformed
+        if name != "doctor":  # which shows what is malformed
             environment.check()
         code: int = run(args)
         sys.stdout.flush()

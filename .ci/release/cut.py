@@ -2,8 +2,7 @@
 
     python .ci/release/cut.py 0.3.0
 
-What is under Unreleased in CHANGELOG.md becomes the version's; `dilkit.__version__`, CITATION.cff, the version's file in
-docs/results/history and the generated pages follow.
+What is under Unreleased in CHANGELOG.md becomes the version's; `dilkit.__version__`, CITATION.cff and the generated pages follow.
 """
 
 import datetime
@@ -38,8 +37,7 @@ def cut(version: str, day: str) -> int:
     _replace("dilkit/__init__.py", r'^__version__ = ".*"$', f'__version__ = "{version}"')
     _replace("CITATION.cff", r"^version: .*$", f"version: {version}")
     _replace("CITATION.cff", r"^date-released: .*$", f'date-released: "{day}"')
-    for command in (("dilkit.tools.site.history", version), ("dilkit.tools.site.pages",)):
-        subprocess.run([sys.executable, "-m", *command], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-m", "dilkit.tools.site.pages"], cwd=ROOT, check=True)
     print(f"{version} is cut. Look at git diff, run make wheel and make test-all, commit, and push the tag v{version}.")
     return 0
 

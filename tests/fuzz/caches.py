@@ -111,7 +111,7 @@ class _OfTransformers(_OnePace):
 
     def attend_batch(self, rows: list[Tensor], bias: Bias | None) -> Tensor:
         from dilkit.integrations.transformers.attention import attend
-        from dilkit.integrations.transformers.biases.position_bias import PositionBias
+        from dilkit.integrations.transformers.biases.tables import PositionBias
 
         query, key, value = (x.transpose(1, 2) for x in rows)
         keys, values = self.cache.update(key, value, 0)

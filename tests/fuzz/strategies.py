@@ -16,8 +16,7 @@ from dilkit import Neighborhood, Pattern
 from dilkit.orders.checks import CURVES
 from dilkit.problem import DTYPES, STORED
 from dilkit.registry import backends
-from dilkit.testing.bias_forms import BIAS_FORMS
-from dilkit.testing.problems import Case
+from dilkit.testing.problems import BIAS_FORMS, Case
 
 BACKENDS = ("native", "native", "native", "sdpa", "reference")
 MASKS = ("none", "none", "random", "left", "right", "element", "all")

@@ -13,8 +13,7 @@ from helpers.pairwise import diagonal
 
 from dilkit import BlockSparse, DilatedSegment, Documents, GlobalTokens, Pattern, Prefix, SlidingWindow, Strided
 from dilkit.problem import DTYPES, STORED
-from dilkit.testing.bias_forms import BIAS_FORMS
-from dilkit.testing.problems import Case
+from dilkit.testing.problems import BIAS_FORMS, Case
 
 SEQ = 40
 PATTERNS = {

@@ -33,7 +33,7 @@ SECONDS = {"tests": 300, "speed": 150, "preferences": 90}
 """Seconds of each stage; a later one gets what an earlier one leaves."""
 GRACE, NOTHING_LEFT = 10, 5
 """Seconds for what was interrupted to write its results; the exit code of pytest where every test passed before."""
-PARTS = {"bfloat16": ("cupy_raw", "triton"), "tokens": ("cupy_raw",), "float32": ("cupy_raw",), "longest": ("cupy_raw",)}
+PARTS = {"bfloat16": ("cupy_raw", "triton"), "launches": ("cupy_raw",), "float32": ("cupy_raw",)}
 """By a word in the names of its steps, a part of the GPU suite with our backends in it. In fp32 Triton is much slower."""
 
 

@@ -18,8 +18,7 @@ from pathlib import Path
 import torch
 
 from dilkit import Pattern, Problem, environment
-from dilkit.backends.cuda import compile as cuda_compile
-from dilkit.backends.cuda import scores
+from dilkit.backends.cuda import compile as cuda_compile, scores
 from dilkit.backends.cuda.table import HEAD_DIMS, STORAGE, CudaKernel, kernel_for, padded
 from dilkit.backends.sdpa.kernels import KERNELS
 from dilkit.backends.tiles.backend import ROLES

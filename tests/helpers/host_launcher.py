@@ -14,8 +14,7 @@ import numpy as np
 from helpers import host_compile
 
 from dilkit.backends.tiles.schedule import BRANCH
-from dilkit.decoding.protocol import Span as StepSpan
-from dilkit.decoding.protocol import Write
+from dilkit.decoding.protocol import Span as StepSpan, Write
 
 ORDERS = {"forward": 0, "reverse": 1, "random": 2}
 ERROR_BYTES = 1024

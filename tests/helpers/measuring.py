@@ -27,6 +27,5 @@ def wrong_by(error: float, name: str = "wrong") -> Implementation:
 def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let yardsticks take no time in a test, and a sample be one call."""
     monkeypatch.setitem(ceilings.MATMUL_SIZE, "cpu", 64)
-    monkeypatch.setitem(ceilings.COPY_BYTES, "cpu", 1 << 20)
     monkeypatch.setattr(ceilings, "ROUNDS", 1 << 10)
     monkeypatch.setattr(timing, "_calls_lasting", lambda function, min_time, clock: 1)

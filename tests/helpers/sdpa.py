@@ -14,8 +14,7 @@ from torch import Tensor
 from dilkit import Pattern
 from dilkit.backends.sdpa.accumulators import merge_lse
 from dilkit.backends.sdpa.backend import SDPA
-from dilkit.backends.sdpa.grids import FORMS
-from dilkit.backends.sdpa.grids.problem_grid import ProblemGrid
+from dilkit.backends.sdpa.grids import FORMS, ProblemGrid
 from dilkit.device import Device
 from dilkit.inputs import Inputs
 from dilkit.oracle import oracle_attention

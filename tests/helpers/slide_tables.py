@@ -11,7 +11,7 @@ import torch
 from dilkit.integrations.gigapath import SlideEncoder, SlideEncoderConfig
 from dilkit.integrations.gigapath.finetuning import look_through, read_labels
 from dilkit.integrations.gigapath.finetuning.labels import Labels
-from dilkit.integrations.gigapath.finetuning.slides import SlideFile
+from dilkit.integrations.gigapath.finetuning.model import SlideFile
 
 WIDTH = 6
 SPLITS = ("train", "train", "val", "test")

@@ -12,21 +12,17 @@ from helpers.slide_encoder import LENGTHS, SMALL
 from dilkit import Neighborhood
 from dilkit.integrations.gigapath import SlideEncoderConfig
 from dilkit.tools import cli
-from dilkit.tools.bench import run as measuring
-from dilkit.tools.bench import suites
+from dilkit.tools.bench import run as measuring, suites
 from dilkit.tools.bench.configuration import Configuration
 from dilkit.tools.bench.suite import SuiteSizes
 from dilkit.tools.bench.suites.cpu import CpuSizes
 from dilkit.tools.bench.suites.patterns import PatternsSizes
-from dilkit.tools.bench.suites.preferences import PreferencesSizes
 from dilkit.tools.bench.suites.scores import ScoresSizes
 from dilkit.tools.bench.suites.serving import ServingSizes
 from dilkit.tools.bench.suites.slides import SlidesSizes
-from dilkit.tools.bench.workloads.llama import LlamaConfig
 from dilkit.tools.commands.bench import add_arguments
 from dilkit.tools.console.arguments import changed
 from dilkit.tools.results.file import read_result
-from dilkit.tools.results.record import Entry
 from dilkit.tools.results.rows import Row, RowsResult
 
 CONFIGURATIONS = {
@@ -37,28 +33,25 @@ CONFIGURATIONS = {
     "G": Configuration(99, (16, 64, 512), (1, 2, 4), heads=4, offset="block", tail="zeros"),
     "million": Configuration(256, (16, 256), (1, 4)),
 }
-
+LLAMA = dict(num_hidden_layers=2, hidden_size=64, num_attention_heads=8, intermediate_size=96, vocab_size=50)
 
 SIZES: dict[str, SuiteSizes] = {
     "cpu": CpuSizes(
-        **dict(divisor=1, long=64, short=(16, 32), configurations=CONFIGURATIONS, threads=1, masked=169),
+        **dict(divisor=1, long=64, short=(16, 32), configurations=CONFIGURATIONS, threads=1),
         grids=(Neighborhood((13, 13), 13), Neighborhood((7, 7, 7), 7), Neighborhood((28, 28), 7, dilation=4)),
-        **dict(model=SlideEncoderConfig(**SMALL, segment_lengths=LENGTHS), tiles=40, window=8, global_tokens=2, dilated=(32, 4)),
-        **dict(packed=(20, 30)),
+        **dict(model=SlideEncoderConfig(**SMALL, segment_lengths=LENGTHS), tiles=40),
     ),
     "gpu": SuiteSizes(4096),
     "patterns": PatternsSizes(
         **dict(divisor=1, tokens=256, heads=2, head_dim=16, window=16, block=8, long=300, short=100, long_globals=4, threads=1)
     ),
-    "preferences": PreferencesSizes(1, ((CONFIGURATIONS["B"], False),)),
+    "preferences": SuiteSizes(1),
     "scores": ScoresSizes(
         **dict(divisor=1, configuration=CONFIGURATIONS["B"], head_dim=16, table=9, tiles=70, threads=1),
         **dict(layer_seq=40, layer_heads=4, layer_kv_heads=2, layer_head_dim=16),
     ),
-    "serving": ServingSizes(256, threads=1, model=LlamaConfig(layers=2, width=64, heads=8, hidden=96, vocabulary=50)),
-    "slides": SlidesSizes(
-        1, SlideEncoderConfig(**SMALL, segment_lengths=LENGTHS), 40, 70, (5, 9, 33), 1, head_dims=(12, 16), matmul=64, threads=1
-    ),
+    "serving": ServingSizes(256, threads=1, model=LLAMA),
+    "slides": SlidesSizes(1, SlideEncoderConfig(**SMALL, segment_lengths=LENGTHS), 40, 70, (5, 9, 33), 1, threads=1),
 }
 """By name of the suite. They are tiny without --quick, and no smaller with it."""
 
@@ -72,7 +65,7 @@ def run(name: str, out: Path, *arguments: str, **fields: Any) -> tuple[int, Any]
 
 
 def entries(found: object) -> Iterator[Any]:
-    if isinstance(found, Entry | Row):
+    if isinstance(found, Row):
         yield found
     elif dataclasses.is_dataclass(found):
         yield from entries(vars(found))

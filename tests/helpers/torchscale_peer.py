@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dilkit.integrations.torchscale.forward import pattern_of
+from dilkit.integrations.torchscale.install import pattern_of
 from dilkit.integrations.torchscale.proving import plain_attention, spare_flash_attention
 from dilkit.oracle import oracle_attention
 

@@ -18,8 +18,7 @@ from dilkit.tools import cli
 from dilkit.tools.bench import suites
 from dilkit.tools.report import registry
 from dilkit.tools.results.file import ResultError
-from dilkit.tools.site import figures
-from dilkit.tools.site import pages as docs
+from dilkit.tools.site import figures, pages as docs
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)

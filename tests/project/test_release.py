@@ -62,7 +62,7 @@ def test_a_version_is_cut_in_every_place(version, changes, complaint, tmp_path, 
     assert (tmp_path / "CHANGELOG.md").read_text().startswith(f"## [Unreleased]\n\n## [{version}] - 2026-02-03\n\n- New.\n\n## [")
     assert (tmp_path / "CITATION.cff").read_text() == f'version: {version}\ndate-released: "2026-02-03"\n'
     assert (tmp_path / "dilkit/__init__.py").read_text() == f'__version__ = "{version}"\n'
-    assert [command[2:] for command in run[1:]] == [["dilkit.tools.site.history", version], ["dilkit.tools.site.pages"]]
+    assert [command[2:] for command in run[1:]] == [["dilkit.tools.site.pages"]]
 
 
 def test_the_sbom_of_a_wheel_names_what_is_in_it(tmp_path):

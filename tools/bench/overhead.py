@@ -8,72 +8,62 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from dilkit.attention import dilated_attention
+from dilkit.inputs import Inputs
 from dilkit.problem import Problem
+from dilkit.selector import requested_backends, select
+from dilkit.testing.tensors import Tensors
 from dilkit.threads import torch_threads
 from dilkit.tools.bench.one_pattern import problem_text
 from dilkit.tools.console.text import in_seconds
+from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.report import views
 from dilkit.tools.report.headline import placed
 from dilkit.tools.results.file import new_result
-from dilkit.tools.results.rows import CaseRows, RowsResult, row_of
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from dilkit.tools.results.rows import CaseRows, Row, RowsResult, row_of
 
 PUBLIC, DIRECT = "dilkit", "directly"
 
 
+@torch_threads(1)
 def measure(problem: Problem, backend: str | None, repeats: int) -> RowsResult:
     """Measure each mode of calling the backend that computes `problem`, or the one of this name."""
-    from dilkit.tools.measure.timing import time_interleaved
-    from dilkit.tools.results.record import Entry
-
-    with torch_threads(1):
-        name, modes = _calls(problem, backend)
-        rows = []
-        for mode, calls in modes.items():
-            timed = time_interleaved(calls, repeats, warmup=20, min_time=0.002, device=problem.device.type)
-            rows += [row_of("call", dict(mode=mode), who, Entry(time=samples)) for who, samples in timed.items()]
-        sizes = problem_text(problem, f"{problem.seq} tokens").partition(", ")[2]  # the passes are those of each mode
-        facts = dict(problem=sizes, pattern=str(problem.pattern), scale=problem.scale, backend=name)
-        return new_result(RowsResult, problem.device, kind="overhead", repeats=repeats, facts=facts, rows=tuple(rows))
-
-
-def _calls(problem: Problem, backend: str | None) -> tuple[str, dict[str, dict[str, Callable[[], Any]]]]:
-    """Return the backend that computes `problem`, and for each mode the calls through dilkit and directly."""
-    import torch
-
-    from dilkit.attention import dilated_attention
-    from dilkit.inputs import Inputs
-    from dilkit.selector import requested_backends, select
-    from dilkit.testing.tensors import Tensors
-
     trained = replace(problem, requires_grad=True)
     chosen = select(trained, requested_backends(backend))
     inputs = Tensors.random(trained)
-    graph = inputs.query, inputs.key, inputs.value
-    plain, mask = (graph[0].detach(), graph[1].detach(), graph[2].detach()), inputs.mask
-    direct_inputs = Inputs(*plain, mask)
-    options: dict[str, Any] = dict(is_causal=problem.is_causal, key_padding_mask=mask, backend=backend)
+    graph, plain = inputs.qkv, [x.detach() for x in inputs.qkv]
+    direct_inputs = Inputs(plain[0], plain[1], plain[2], inputs.mask)
+    options: dict[str, Any] = dict(is_causal=problem.is_causal, key_padding_mask=inputs.mask, backend=backend)
 
-    def public(tensors: tuple[Tensor, Tensor, Tensor]) -> Any:
-        return dilated_attention(*tensors, problem.pattern, **options)
+    def public(query: Tensor, key: Tensor, value: Tensor) -> Any:
+        return dilated_attention(query, key, value, problem.pattern, **options)
 
     @torch.no_grad()
     def direct(posed: Problem, backward: bool = False) -> Any:
         out, lse = chosen.forward(direct_inputs, posed)
         return chosen.backward(inputs.dout, direct_inputs, out, lse, posed) if backward else (out, lse)
 
-    return chosen.name, {
-        "forward, no gradients": {PUBLIC: torch.no_grad()(lambda: public(plain)), DIRECT: lambda: direct(problem)},
-        "forward, gradients recorded": {PUBLIC: lambda: public(graph), DIRECT: lambda: direct(trained)},
-        "forward + backward": {
-            PUBLIC: lambda: torch.autograd.grad(public(graph), graph, inputs.dout),
-            DIRECT: lambda: direct(trained, backward=True),
-        },
+    modes: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+        "forward, no gradients": (torch.no_grad()(lambda: public(*plain)), lambda: direct(problem)),
+        "forward, gradients recorded": (lambda: public(*graph), lambda: direct(trained)),
+        "forward + backward": (
+            lambda: torch.autograd.grad(public(*graph), graph, inputs.dout),
+            lambda: direct(trained, backward=True),
+        ),
     }
+    rows = []
+    for mode, calls in modes.items():
+        named = dict(zip((PUBLIC, DIRECT), calls, strict=True))
+        timed = time_interleaved(named, repeats, warmup=20, min_time=0.002, device=problem.device.type)
+        rows += [row_of("call", dict(mode=mode), who, Row().timed(samples)) for who, samples in timed.items()]
+    sizes = problem_text(problem, f"{problem.seq} tokens").partition(", ")[2]  # the passes are those of each mode
+    facts = dict(problem=sizes, pattern=str(problem.pattern), scale=problem.scale, backend=chosen.name)
+    return new_result(RowsResult, problem.device, kind="overhead", repeats=repeats, facts=facts, rows=tuple(rows))
 
 
 def overhead_s(case: CaseRows) -> float:
@@ -82,7 +72,8 @@ def overhead_s(case: CaseRows) -> float:
     return statistics.median(public - direct for public, direct in pairs)
 
 
-def _signed(seconds: float) -> str:
+def _signed(row: Row, case: CaseRows) -> str:
+    seconds = overhead_s(case)
     return f"-{in_seconds(-seconds)}" if seconds < 0 else in_seconds(seconds)
 
 
@@ -95,8 +86,7 @@ def sentence(result: RowsResult) -> str:
 
 COLUMNS = (
     *(views.label("a call", "{mode}"), views.Column(PUBLIC, views.TIME.cell), views.of(DIRECT, views.TIME)),
-    views.Column("overhead", lambda row, case: _signed(overhead_s(case))),
-    views.Column("of the fastest", lambda row, case: _signed(min(row.samples) - min(case.rows[DIRECT].samples))),
+    views.Column("overhead", _signed),
 )
 REPORT = views.Report(
     subject=(

@@ -71,7 +71,6 @@ def begin(suite: Suite, steps: list[SuiteStep], chosen: dict[str, Any], facts: d
 
 
 def _keep(suite: Suite, result: RowsResult, folder: Path) -> RowsResult:
-    """Write `result` with its figures, and return it."""
     result = replace(result, date=now(), figures=suite.figures(result))
     write_result(result, folder / FILE)
     return result

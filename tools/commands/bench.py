@@ -8,28 +8,26 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
+from dilkit import environment
 from dilkit.device import device_named
 from dilkit.problem import Problem
 from dilkit.tools.bench import suites
 from dilkit.tools.commands import compare
 from dilkit.tools.console import arguments
-from dilkit.tools.console import rank_arguments as job
 from dilkit.tools.console.arguments import names, whole
 from dilkit.tools.console.interrupt import INTERRUPTED, load_torch
 
 HELP = """\
 measure time and memory of backends over lengths, each checked first
 
-Every implementation is checked against fp64 arithmetic, then timed in interleaved rounds, beside a matmul of the same run. With
---comm the sequence is sharded over ranks, and schedules of exchange are compared; --device cuda is then each rank's own GPU.
+Every implementation is checked against fp64 arithmetic, then timed in interleaved rounds, beside a matmul of the same run.
 Writes bench.json, bench.md and bench.png (overhead.* with --overhead, suite.* with --suite) into --out, in place of earlier ones.
 Ctrl-C keeps what was measured so far. Exit code 1 when an implementation was wrong or failed, or a backend of --backend was
 measured at no length."""
 
 SEQS = (2048, 4096, 8192, 16384)
-PEERS = ("gather", "longnet", "dense", "flex")
+PEERS = ("gather", "dense", "flex")
 """The names of `BASELINES`, known without torch."""
-SCHEDULES = ("auto", "scatter", "gather", "ring")
 REPEATS, OVERHEAD_REPEATS, BUDGET = 7, 201, 20.0
 
 
@@ -54,12 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--quick", action="store_true", help="the suite at a small part of its lengths, to see that it works")
     rows = "suite gpu: only the steps whose names have all of these words, as in bfloat16,backward; --backend goes with it"
     add("--rows", type=names(), metavar="A,B", help=rows)
-    add("--full", action="store_true", help="suite seeds: on to a million tokens and more; slides: gradients too")
     add("--resume", action="store_true", help="go on with the suite's interrupted run in --out")
     add("--against", type=Path, metavar="FILE", help="compare with an earlier run's file, as `dilkit compare` does")
-    ranks = job.add_arguments(parser)
-    schedules = f"with --comm: schedules of exchange to measure (default {','.join(SCHEDULES)})"
-    ranks.add_argument("--schedules", type=names(lambda: SCHEDULES), metavar="A,B", help=schedules)
 
 
 def run(args: Namespace) -> int:
@@ -91,27 +85,18 @@ def run(args: Namespace) -> int:
 
 
 def _one_pattern(args: Namespace) -> int:
-    _leave_out(args, "goes with --suite alone", "quick", "full", "rows", "resume")
+    _leave_out(args, "goes with --suite alone", "quick", "rows", "resume")
+    if (started := environment.launch()) and started.size > 1:
+        why = "processes, which would all do the same; start it without"
+        raise ValueError(f"{started.launcher} started {started.size} {why} {started.launcher}")
     if args.seq and args.seqs:
         raise ValueError(f"--seqs: does not go with --seq {args.seq}; put that length into --seqs too")
     lengths = sorted({args.seq} if args.seq else set(args.seqs or ((16,) if args.overhead else SEQS)))
     problem = arguments.problem_of(Namespace(**{**vars(args), "seq": lengths[-1]}), device_named(args.device))
-    if args.comm:
-        _leave_out(args, "does not go with --comm, which compares schedules of exchange", "baseline", "overhead", "against")
-        args.schedules = args.schedules or SCHEDULES
-        job.check(args)
-        load_torch()
-        from dilkit.tools.bench import over_ranks
-
-        return over_ranks.run(args, problem, lengths, args.repeats or REPEATS)
-    if args.schedules:
-        raise ValueError("--schedules: goes with --comm alone; say which ranks, as in --comm threads --world-size 4")
-    job.check(args)
     return _overhead(args, problem) if args.overhead else _lengths(args, problem, lengths)
 
 
 def _leave_out(args: Namespace, why: str, *options: str) -> None:
-    """Raise ValueError where any of these options is given."""
     for name in options:
         if getattr(args, name):
             raise ValueError(f"--{'backward' if name == 'train' else name}: {why}; leave it out")

@@ -6,15 +6,16 @@ import argparse
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from dilkit.checks import visible
 from dilkit.tools.console.arguments import number
 from dilkit.tools.console.text import aligned, in_seconds, print_json
+from dilkit.tools.results.environment import Result
 from dilkit.tools.results.file import ResultError
-from dilkit.tools.results.record import Measurement, Result
-from dilkit.tools.results.statistics import LEAST, Interval, middle, ratio, ratio_interval
+from dilkit.tools.results.rows import YARDSTICKS, Row, RowsResult
+from dilkit.tools.results.statistics import LEAST, ratio_interval
 
 HELP = "compare two result files: exit code 1 if something got slower beyond noise"
 MARGIN = 0.05
@@ -22,18 +23,6 @@ MARGIN = 0.05
 FACTS = ("device_name", "cpu", "cores", "threads", "capability", "cuda", "system", "python", "torch", "numpy", "dilkit")
 """Facts of the environment that explain a change."""
 SLOWER, FASTER, SAME, YARDSTICK, FEW = "slower", "faster", "no change beyond noise", "yardstick", "too few samples to tell"
-
-
-@dataclass(frozen=True)
-class Change:
-    """A measurement of both files: medians in seconds, new over old with its interval, and the verdict on that."""
-
-    what: str
-    old: float
-    new: float
-    ratio: float
-    interval: Interval
-    verdict: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,13 +47,13 @@ def run(args: argparse.Namespace) -> int:
     changes = compare(old_times, new_times, args.margin)
     if not changes:
         raise ResultError(args.new, f"measures nothing that {args.old} measures; run the same command for both")
-    verdicts = Counter(change.verdict for change in changes)
+    verdicts = Counter(change["verdict"] for change in changes)
     old_facts, new_facts = facts_of(old), facts_of(new)
     facts = [(name, old_facts.get(name, "-"), new_facts.get(name, "-")) for name in {**old_facts, **new_facts}]
     report = dict(
         old=visible(str(args.old)),
         new=visible(str(args.new)),
-        changes=[asdict(change) for change in changes],
+        changes=changes,
         only_old=[what for what in old_times if what not in new_times],
         only_new=[what for what in new_times if what not in old_times],
         differences=[fact for fact in facts if fact[1] != fact[2]],
@@ -73,11 +62,11 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.json:
         print_json("compare", report)
-        return 1 if verdicts[SLOWER] else 0
+        return int(verdicts[SLOWER] > 0)
     rows = [("new / old", "95% interval", "old", "new", "", "what")]
-    for c in (c for c in changes if args.all or c.verdict != SAME):
-        interval = "-" if c.verdict == FEW else f"{c.interval[0]:.3f} - {c.interval[1]:.3f}"
-        rows.append((f"{c.ratio:.3f}", interval, in_seconds(c.old), in_seconds(c.new), c.verdict, c.what))
+    for one in (one for one in changes if args.all or one["verdict"] != SAME):
+        interval = "-" if one["verdict"] == FEW else "{:.3f} - {:.3f}".format(*one["interval"])
+        rows.append((f"{one['ratio']:.3f}", interval, *map(in_seconds, (one["old"], one["new"])), one["verdict"], one["what"]))
     print(f"old: {report['old']}", f"new: {report['new']}", sep="\n")
     print(*(f"{name} differs: {a} -> {b}\n" for name, a, b in facts if a != b), sep="")
     print(*(aligned(rows) if len(rows) > 1 else ()), sep="\n")
@@ -87,35 +76,39 @@ def run(args: argparse.Namespace) -> int:
     return 1 if verdicts[SLOWER] else 0
 
 
-def load(path: Path) -> tuple[Result, dict[str, Measurement]]:
-    """Return a result and its measurements by their words. Raises `ResultError`."""
+def load(path: Path) -> tuple[Result, dict[str, Row]]:
+    """Return a result, and its rows with samples by words that are the same in every file that has them. Raises `ResultError`."""
     from dilkit.tools.report import registry  # loads every kind of result, which --help of all commands need not wait for
 
-    result = registry.read(path)
-    measurements = {one.what: one for one in result.measurements()}
-    if not measurements:
+    result, measured = registry.read(path), {}
+    for row in result.rows if isinstance(result, RowsResult) else ():
+        if row.samples:
+            place = ", ".join(f"{name} {value}" for name, value in row.case.items())
+            measured[f"{row.table}, {place}: {row.who}"] = row
+    if not measured:
         raise ResultError(path, f"a result of kind {result.kind!r} without samples: nothing in it can be compared")
-    return result, measurements
+    return result, measured
 
 
 def facts_of(result: Result) -> dict[str, str]:
-    """Return the facts of a result that explain a change."""
-    known = {name: getattr(result.environment, name) for name in FACTS}
-    return {name: str(value) for name, value in known.items() if value is not None} | result.problem_facts()
+    """Return the facts of a result that explain a change: where its problem differs too, the figures are of another problem."""
+    known = {name: str(value) for name in FACTS if (value := getattr(result.environment, name)) is not None}
+    facts = getattr(result, "facts", {})
+    return known | {name: str(value) for name, value in facts.items() if isinstance(value, str | int | float)}
 
 
-def compare(old: Mapping[str, Measurement], new: Mapping[str, Measurement], margin: float) -> list[Change]:
-    """Return the changes of what both have measured, the largest first."""
-    changes = [_change(one, new[what], margin) for what, one in old.items() if what in new]
-    return sorted(changes, key=lambda change: (-abs(math.log(change.ratio)), change.what))
-
-
-def _change(old: Measurement, new: Measurement, margin: float) -> Change:
-    low, high = ratio_interval(new.samples, old.samples)
-    verdict = SLOWER if low > 1 + margin else FASTER if high < 1 / (1 + margin) else SAME
-    if old.yardstick:
-        verdict = YARDSTICK
-    elif min(len(old.samples), len(new.samples)) < LEAST:
-        verdict = FEW
-    medians = middle(old.samples), middle(new.samples)
-    return Change(old.what, *medians, ratio(new.samples, old.samples), (low, high), verdict)
+def compare(old: Mapping[str, Row], new: Mapping[str, Row], margin: float) -> list[dict[str, Any]]:
+    """Return medians in seconds, new over old with its interval, and the verdict, of what both have; the largest change first."""
+    changes = []
+    for what, one in old.items():
+        if what in new:
+            other = new[what]
+            low, high = ratio_interval(other.samples, one.samples)
+            verdict = SLOWER if low > 1 + margin else FASTER if high < 1 / (1 + margin) else SAME
+            if one.who in YARDSTICKS:
+                verdict = YARDSTICK
+            elif min(len(one.samples), len(other.samples)) < LEAST:
+                verdict = FEW
+            change = dict(what=what, old=one.median_s, new=other.median_s, ratio=other.median_s / one.median_s)
+            changes.append(change | dict(interval=(low, high), verdict=verdict))
+    return sorted(changes, key=lambda change: (-abs(math.log(change["ratio"])), change["what"]))

@@ -8,43 +8,31 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from dilkit.tools.console import rank_arguments as job
+from dilkit import environment
 from dilkit.tools.console.arguments import number, positive, whole
 from dilkit.tools.console.interrupt import load_torch
 
 HELP = """\
 train a small byte-level language model of dilated attention, and measure it
 
-Trains a decoder-only transformer with 8,192 bytes of context on the Python sources of the standard library (or on --text),
-judges it on files that it has never seen, measures dilated against dense attention, and writes report.md, report.json,
-report.png and the model into --out. Three quarters of the training are spent on windows of 512 bytes, the rest on whole
-contexts; it is always judged on whole contexts. Ctrl-C ends it with the report so far.
+Trains a decoder-only transformer with 8,192 bytes of context on the Python sources of the standard library (or on --text), three
+quarters of the time on windows of 512 bytes; judges it on files that it has never seen, on whole contexts; measures dilated
+against dense attention; and writes report.md, report.json, report.png and model.pt into --out. Ctrl-C ends it with the report so
+far. `dilkit demo --sample "def "` then continues a text with the trained model.
 
-`mpirun -n 2 dilkit demo --comm mpi` trains over ranks: every window is cut into one part a rank, and what is learnt is the same
-up to rounding. Attention alone is not measured then. Open MPI's mpirun leaves no time after Ctrl-C: what is left is report.json
-as of the last judgement.
-
-`dilkit demo --sample "def "` then continues a text with the trained model.
-
-Three more need a checkout. `dilkit demo --image` (or --image FILE): two small models fill in hidden patches of a photograph,
-alike in all but the order of their tokens, row-major or along a Hilbert curve. They are trained beside a strip down its middle
-and judged on it, with several seeds, and whichever order loses less is reported.
-
-`dilkit demo --llama` (with `pip install dilkit[transformers]`) trains a small Llama of transformers with full attention, puts
-dilated attention into a copy of it, and goes on with both from the same weights.
-
-`dilkit demo --ranks 2x2` (replicas x ranks of a sequence) starts that many processes, or takes those of torchrun, and trains a
-smaller model on them: batches over the first dimension, sequences cut over the second, parameters sharded by FSDP2. Then one
-process trains the same on whole windows, and the exit code is 1 where they differ by more than rounding."""
+Three more need a checkout. --image: two small models fill in hidden patches of a photograph, alike in all but the order of their
+tokens, row-major or along a Hilbert curve, with three seeds; whichever order loses less is reported. --llama (with
+`pip install dilkit[transformers]`): a small Llama learns with full attention, a copy of it is converted, and both go on. --ranks
+2x2 (replicas x ranks of a sequence): that many processes, or those of torchrun, train a smaller model; then one process trains
+the same on whole windows, and the exit code is 1 where they differ by more than rounding."""
 
 LENGTH = ("minutes", "steps")
 MODES: dict[str, dict[str, Any]] = {
     "ranks": dict(out=Path("dilkit-demo-ranks"), ranks=None, text=None, context=4096, steps=20),
     "llama": dict(out=Path("dilkit-demo-llama"), llama=None, text=None, minutes=None, steps=400),
-    "image": dict(out=Path("dilkit-demo-image"), image=None, seeds=3, minutes=None, steps=500),
+    "image": dict(out=Path("dilkit-demo-image"), image=None, minutes=None, steps=500),
     "sample": dict(out=Path("dilkit-demo"), sample=None, checkpoint=None, bytes=400, temperature=0.7),
-    "text": dict(out=Path("dilkit-demo"), text=None, context=8192, save=None, minutes=2.0, steps=None)
-    | dict(comm=None, world_size=None, timeout=None),
+    "text": dict(out=Path("dilkit-demo"), text=None, context=8192, minutes=2.0, steps=None),
 }
 """The options of each mode besides those that all have, with their defaults. The first that is given chooses the mode."""
 
@@ -63,13 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     length.add_argument("--steps", type=whole(1), metavar="N", help=steps)
     context = "that the model sees at once (default 8192; with --ranks 4096)"
     training.add_argument("--context", type=whole(64), metavar="BYTES", help=context)
-    training.add_argument("--save", type=Path, metavar="FILE", help="write the model here (default: model.pt in --out)")
-    job.add_arguments(parser)
-    ranks = parser.add_argument_group("data x sequence parallelism")
-    ranks.add_argument("--ranks", type=_layout, metavar="DATAxSEQUENCE", help="replicas x ranks that share a sequence, as 2x2")
-    image = parser.add_argument_group("photograph")
-    image.add_argument("--image", nargs="?", const=True, metavar="FILE", help="learn from this picture, or matplotlib's sample")
-    image.add_argument("--seeds", type=whole(3), metavar="N", help="seeds to train with, at least 3 (default 3), from --seed on")
+    ranks = "train on replicas x ranks that share a sequence, as 2x2"
+    parser.add_argument("--ranks", type=_layout, metavar="DATAxSEQUENCE", help=ranks)
+    parser.add_argument("--image", nargs="?", const=True, metavar="FILE", help="learn from this picture, or matplotlib's sample")
     parser.add_argument("--llama", action="store_const", const=True, help="convert a small Llama of transformers while it learns")
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--sample", metavar="TEXT", help="train nothing; continue TEXT with a trained model")
@@ -90,15 +74,16 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"--{name.replace('_', '-')}: has no meaning {where}")
         if value is None and not (chosen_length and name in LENGTH):
             setattr(args, name, defaults.get(name))
-    if mode not in ("ranks", "sample"):  # where several processes are refused, or expected
-        job.check(args)
+    started = environment.launch()
+    if mode not in ("ranks", "sample") and started is not None and started.size > 1:
+        why = "which would all do the same; start one, or train over ranks with --ranks"
+        raise ValueError(f"{started.launcher} started {started.size} processes, {why}")
     load_torch()
     module = import_module(f"dilkit.tools.demo.{'transformer' if mode == 'sample' else mode}")
     return int(module.sample(args) if mode == "sample" else module.run(args))
 
 
 def _layout(text: str) -> tuple[int, int]:
-    """Parse `DATAxSEQUENCE`, as 2x2."""
     sizes = re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,5})", text.strip(), re.ASCII)
     if sizes is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not DATAxSEQUENCE, two whole numbers of 1 or more, as 2x2")

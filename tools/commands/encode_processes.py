@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import math
-import os
-import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,49 +13,76 @@ from tqdm import tqdm
 
 from dilkit import environment, files
 from dilkit.comm.collectives import gather_values
-from dilkit.comm.launch.processes import torch_variables
 from dilkit.comm.transports.base import Comm
 from dilkit.integrations.gigapath import SlideEncoder, load_slide_encoder
 from dilkit.integrations.gigapath.checkpoint import config_of, is_pooling_open, needed_tile_encoder, read_checkpoint
-from dilkit.integrations.gigapath.cohort.listing import RefusedFile
-from dilkit.integrations.gigapath.cohort.manifest import SlideRecord
 from dilkit.integrations.gigapath.cohort.run import Plan, embed_share, finish, plan_cohort
 from dilkit.integrations.gigapath.cohort.settings import CohortJob, ModelRecord, ReadSettings, sha256_of
 from dilkit.integrations.gigapath.config import known_as
 from dilkit.integrations.gigapath.hub import local_file
-from dilkit.threads import usable_cores
+from dilkit.tools.console.text import print_json, table
 
 MEAN, CLASS_TOKEN = "mean of tiles", "class token"
 WAIT = 7 * 24 * 3600.0
 """Seconds that a rank waits for another, which may have much longer slides left."""
-GRACE = 5.0
-"""Seconds that processes have to end when one has failed."""
 
 
-@dataclass(frozen=True)
-class EncodeTask:
-    """The arguments, the files of features, and what is to be done with them.
+UNSAID_POOLING = (
+    "--global-pool is not given: the class token is pooled, which GigaPath's pretraining did not train; --global-pool takes "
+    "the mean of the tiles, --no-global-pool suits weights that were tuned with the class token"
+)
 
-    `is_pooling_open`: neither the arguments nor the checkpoint hold what is pooled.
+
+def encode(
+    args: argparse.Namespace, job: CohortJob, notes: list[str], paths: list[Path], unread: list[Path], comm: Comm | None = None
+) -> int:
+    """Embed the slides of this rank; the first one prints the plan and the outcome. Return 1 where a slide was refused, else 0.
+
+    `notes` is printed with the outcome. Raises ValueError for a checkpoint that does not fit.
     """
+    rank, size = (comm.rank, comm.size) if comm else (0, 1)
+    model = load(args, job.model)  # before anything is changed: a checkpoint that does not fit ends it here
+    with files.locked(job.out) if rank == 0 else nullcontext():
+        plan = plan_cohort(paths, job, size) if rank == 0 else None
+        plan = gather_values(comm, plan)[0] if comm else plan
+        assert plan is not None
+        if rank == 0 and not args.json:
+            show(plan)
+        total = sum(slide.tiles for pack in plan.shares[rank] for slide in pack)
+        hidden = rank > 0 or not sys.stderr.isatty()
+        with tqdm(total=total, file=sys.stderr, disable=hidden, unit="tile") as bar:
+            mine = embed_share(model, plan, job, rank, bar.update)
+        shares = gather_values(comm, mine) if comm else [mine]
+        if rank:
+            return 0
+        records = [record for share in shares for record in share[0]]
+        refused = [*plan.refused, *(one for share in shares for one in share[1])]
+        finish(plan, job, refused)
+    new, kept_outputs = len(records), {record.output for record in plan.kept}
+    by_output = {record.output: record for record in (*plan.kept, *records)}
+    slides = [by_output[slide.output.name] for slide in plan.slides if slide.output.name in by_output]
+    refused.sort(key=lambda one: str(one.path))
+    if args.json:
+        shown = []
+        for one in slides:
+            maps = [str(args.out / name) for name in one.maps]
+            facts: dict[str, Any] = dict(features=one.file, out=str(args.out / one.output), maps=maps)
+            facts |= dict(kept=one.output in kept_outputs, tiles=one.tiles, tile_size=one.tile_size)
+            shown.append(facts | dict(tile_size_from=one.tile_size_from, warnings=list(one.warnings)))
+        settings = dict(arch=job.model.arch, device=args.device, dtype=job.model.dtype, pooling=job.model.pooling)
+        reasons = [dict(features=str(one.path), reason=one.reason) for one in refused]
+        print_json("encode-slide", {**settings, "slides": shown, "refused": reasons, "not_read": list(map(str, unread))})
+    else:
+        print(f"wrote {new} embeddings to {args.out}, kept {len(kept_outputs)}, refused {len(refused)}")
+    notes = [*notes, *(f"{path} is no file of features, and is not read" for path in unread)]
+    notes += [f"{record.file}: {text}" for record in slides for text in record.warnings]
+    for note in (*notes, *(one.reason for one in refused)):
+        print(f"dilkit encode-slide: {note}", file=sys.stderr)
+    return 1 if refused else 0
 
-    args: argparse.Namespace
-    paths: list[Path]
-    job: CohortJob
-    is_pooling_open: bool
 
-    def load(self) -> SlideEncoder:
-        """Return the model on the device of this process: of several with one GPU each, its own."""
-        started, model, device = environment.launch(), self.job.model, self.args.device
-        if started and device == "cuda:0":  # as `device_here` writes --device cuda
-            device = f"cuda:{started.local_rank % torch.cuda.device_count()}"
-        options: dict[str, Any] = dict(device=device, dtype=getattr(torch, model.dtype), backend=self.args.backend)
-        options |= dict(ngrids=model.ngrids, tail=model.tail, global_pool=model.pooling == MEAN)
-        return load_slide_encoder(model.checkpoint, self.args.arch, **options)
-
-
-def task_of(args: argparse.Namespace, paths: list[Path]) -> EncodeTask:
-    """Return the task that arguments and checkpoint describe.
+def job_of(args: argparse.Namespace) -> tuple[CohortJob, list[str]]:
+    """Return the job that arguments and checkpoint describe, and a note if neither holds what is pooled.
 
     Raises OSError for a checkpoint that cannot be read or downloaded, ValueError for one that arguments contradict.
     """
@@ -81,60 +102,25 @@ def task_of(args: argparse.Namespace, paths: list[Path]) -> EncodeTask:
     encoder = needed_tile_encoder(checkpoint, args.tile_encoder)
     reading = ReadSettings(args.tile_size, encoder, config.in_chans, args.coords, args.microns_per_pixel)
     is_open = args.global_pool is None and is_pooling_open(checkpoint, config)
-    return EncodeTask(args, paths, CohortJob(args.out, model, reading, args.heatmap), is_open)
+    return CohortJob(args.out, model, reading, args.heatmap), [UNSAID_POOLING] * is_open
 
 
-Share = tuple[list[SlideRecord], list[RefusedFile]]
-"""Records of embedded slides, and refused ones."""
+def load(args: argparse.Namespace, model: ModelRecord) -> SlideEncoder:
+    """Return the model on the device of this process: of several with one GPU each, its own."""
+    started, device = environment.launch(), args.device
+    if started and device == "cuda:0":  # as `device_here` writes --device cuda
+        device = f"cuda:{started.local_rank % torch.cuda.device_count()}"
+    options: dict[str, Any] = dict(device=device, dtype=getattr(torch, model.dtype), backend=args.backend)
+    options |= dict(ngrids=model.ngrids, tail=model.tail, global_pool=model.pooling == MEAN)
+    return load_slide_encoder(model.checkpoint, args.arch, **options)
 
 
-def work(task: EncodeTask, show: Callable[[Plan], None], report: Callable[[Plan, Share], int], comm: Comm | None = None) -> int:
-    """Embed the slides of this rank. The first one shows the plan and reports; its exit code is what `report` returns."""
-    rank, size = (comm.rank, comm.size) if comm else (0, 1)
-    model = task.load()  # before anything is changed: a checkpoint that does not fit ends it here
-    with files.locked(task.job.out) if rank == 0 else nullcontext():
-        plan = plan_cohort(task.paths, task.job, size) if rank == 0 else None
-        plan = gather_values(comm, plan)[0] if comm else plan
-        assert plan is not None
-        if rank == 0:
-            show(plan)
-        total = sum(slide.tiles for pack in plan.shares[rank] for slide in pack)
-        hidden = rank > 0 or not sys.stderr.isatty()
-        with tqdm(total=total, file=sys.stderr, disable=hidden, unit="tile") as bar:
-            mine = embed_share(model, plan, task.job, rank, bar.update)
-        shares = gather_values(comm, mine) if comm else [mine]
-        if rank:
-            return 0
-        records = [record for share in shares for record in share[0]]
-        refused = [one for share in shares for one in share[1]]
-        finish(plan, task.job, [*plan.refused, *refused])
-    return report(plan, (records, refused))
-
-
-def start_ranks(args: argparse.Namespace) -> int:
-    """Run the command once more as `args.ranks` processes; return the first exit code that is not 0.
-
-    Raises ChildProcessError where a process is killed; what has been written until then stays, and is kept next time.
-    """
-    command = [sys.executable, "-m", "dilkit", *args.command_line]
-    env = {**os.environ, "OMP_NUM_THREADS": str(max(1, usable_cores() // args.ranks))}
-    ranks, end = list[subprocess.Popen[bytes]](), math.inf
-    try:
-        for of_rank in torch_variables(args.ranks):
-            ranks.append(subprocess.Popen(command, env={**env, **of_rank}))
-        while None in (codes := [process.poll() for process in ranks]) and time.monotonic() < end:
-            end = min(end, time.monotonic() + GRACE) if any(codes) else end
-            time.sleep(0.1)
-    finally:
-        for process in ranks:
-            process.terminate()
-        end = time.monotonic() + GRACE
-        while any(process.poll() is None for process in ranks) and time.monotonic() < end:
-            time.sleep(0.1)
-        for process in ranks:
-            process.kill()  # one that waits for another rank does not end by itself
-            process.wait()
-    code = next((code for code in codes if code), 0)
-    if code < 0:
-        raise ChildProcessError(f"--ranks {args.ranks}: a process was killed by signal {-code}, and all have been ended")
-    return code
+def show(plan: Plan) -> None:
+    """Print the slides with their tiles and tile sizes, and how much there is to do."""
+    done = {record.output for record in plan.kept}
+    rows = [("slide", "tiles", "tile size", "")]
+    for slide in plan.slides:
+        size = f"{slide.tile_size} ({slide.tile_size_from})"
+        rows.append((slide.path.name, f"{slide.tiles:,}", size, "kept" if slide.output.name in done else "to embed"))
+    print("\n".join(table(rows)))
+    print(f"{len(plan.slides) - len(done)} of {len(plan.slides)} slides to embed, {plan.tiles:,} tiles", flush=True)

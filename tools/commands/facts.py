@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,11 +10,8 @@ from functools import partial
 from typing import TypeVar
 
 import dilkit
-from dilkit import environment
 from dilkit.backend import torch_hint
-from dilkit.backends.native.backend import instruction_set, is_built
 from dilkit.device import Device, cuda_count, has_torch_code, probe
-from dilkit.selector import requested_backends
 
 T = TypeVar("T")
 
@@ -38,18 +34,7 @@ def guarded(look: Callable[[], T]) -> T | Failure:
         return Failure(f"{type(error).__name__}: {error}")
 
 
-@dataclass(frozen=True)
-class TorchBuild:
-    """The installed torch, and the CUDA it is built for (None: none)."""
-
-    version: str
-    cuda: str | None
-
-    def __str__(self) -> str:
-        return f"{self.version}, built {f'for CUDA {self.cuda}' if self.cuda else 'without CUDA'}"
-
-
-def versions() -> dict[str, str | TorchBuild | Failure]:
+def versions() -> dict[str, str | Failure]:
     """Return versions on which results depend."""
     return dict(
         dilkit=dilkit.__version__,
@@ -61,10 +46,10 @@ def versions() -> dict[str, str | TorchBuild | Failure]:
     )
 
 
-def _torch_build() -> TorchBuild:
+def _torch_build() -> str:
     import torch
 
-    return TorchBuild(torch.__version__, torch.version.cuda)
+    return f"{torch.__version__}, built {f'for CUDA {torch.version.cuda}' if torch.version.cuda else 'without CUDA'}"
 
 
 def devices() -> list[Device | Failure]:
@@ -72,45 +57,6 @@ def devices() -> list[Device | Failure]:
     count = guarded(cuda_count)
     gpus = [count] if isinstance(count, Failure) else [guarded(partial(probe, "cuda", i)) for i in range(count)]
     return [guarded(lambda: probe("cpu")), *gpus]
-
-
-@dataclass(frozen=True)
-class VariableFacts:
-    """An environment variable: its value (None when unset), and its fault (None when it has none)."""
-
-    name: str
-    value: str | None
-    default: str
-    meaning: str
-    error: str | None
-
-    def __str__(self) -> str:
-        if self.error:
-            return f"MALFORMED: {self.error}"
-        return f"unset: {self.default}" if self.value is None else self.value
-
-
-def variables() -> list[VariableFacts]:
-    """Return the environment variables that dilkit reads."""
-    read: dict[environment.Variable, Callable[[], object]] = {
-        environment.BACKEND: requested_backends,
-        environment.CACHE_BYTES: environment.cache_bytes,
-        environment.CPU_ISA: _cpu_isa,
-        environment.CUDA_CACHE: environment.cuda_cache,
-        environment.GPU_PROOF: environment.gpu_proof,
-        environment.TUNED: environment.tuned_file,
-    }
-    values = {v: guarded(read[v]) for v in environment.VARIABLES}
-    errors = {v: value.error for v, value in values.items() if isinstance(value, Failure)}
-    return [VariableFacts(v.name, os.environ.get(v.name), v.default, v.meaning, errors.get(v)) for v in values]
-
-
-def _cpu_isa() -> object:
-    """Return the instruction set of the CPU kernel; None without it, or without torch: `versions` reports that."""
-    try:
-        return instruction_set() if is_built() else None
-    except ImportError:
-        return None
 
 
 def torch_note(device: Device) -> str | None:
@@ -121,4 +67,4 @@ def torch_note(device: Device) -> str | None:
     if device.type != "cuda" or has_torch_code(device):
         return None
     name = "sm_{}{}".format(*device.capability) if device.capability else str(device)
-    return f"the installed torch {torch}, has no code for {name}: {torch_hint(device.capability)}"
+    return f"the installed torch {torch}, has no code for {name}: {torch_hint(device)}"

@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dilkit.integrations.gigapath.config import ARCHITECTURES
 from dilkit.integrations.gigapath.finetuning.record import Finetuning, Interval, Judgement
 from dilkit.integrations.gigapath.finetuning.settings import Settings
-from dilkit.tools.console.arguments import add_backend_argument, device_here, make_folder, number, whole
+from dilkit.tools.commands.encode_slide import add_encoder_arguments
+from dilkit.tools.console.arguments import make_folder, number, whole
 from dilkit.tools.console.interrupt import load_torch
 from dilkit.tools.report.document import Axis, Plot, Series, Table
 from dilkit.tools.report.points import plain
-from dilkit.tools.report.views import RunReport, thinned
+from dilkit.tools.report.views import run_report
 from dilkit.tools.results.decode import decode, encode
 from dilkit.tools.results.rows import RowsResult
 
@@ -44,24 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("features", type=Path, metavar="FEATURES", help="the folder of files of tile features")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the results")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out, to the same result")
-    parser.add_argument("--device", type=device_here, default="cpu", metavar="cuda:0", help="where to run (default %(default)s)")
-    add_backend_argument(parser, "that compute attention (default: DILKIT_BACKEND's, else what suits the slide and the device)")
-    add = parser.add_argument_group("encoder").add_argument
-    arch = f"default: the sizes that the checkpoint stores, else {next(iter(ARCHITECTURES))}"
-    size = "pixels a side of the tiles, where the file does not say (default 256, if tiles lie so)"
-    encoder = "a tile encoder named in a file must have this in its name (default: the checkpoint's, or gigapath)"
-    pool = "the mean of the tiles, or the class token (default: the checkpoint's, else the mean)"
-    again = "compute each layer anew in the backward pass (default: do)"
+    add = parser.add_argument
     add("--checkpoint", type=Path, metavar="FILE", help="the weights, such as slide_encoder.pth (default: random weights)")
-    add("--arch", choices=ARCHITECTURES, help=arch)
+    add_encoder_arguments(parser, "mean")
     for name in ("--embed-dim", "--depth", "--num-heads"):
         add(name, type=whole(1), metavar="N", help="of another encoder, without --checkpoint (default: that of --arch)")
-    add("--ngrids", type=whole(1), metavar="N", help="cells of a tile a side (default: the checkpoint's, else 1000)")
-    add("--tile-size", type=whole(1), metavar="PIXELS", help=size)
-    add("--tile-encoder", metavar="NAME", help=encoder)
-    add("--global-pool", action=argparse.BooleanOptionalAction, help=pool)
     add("--dropout", type=_share, default=0.1, metavar="P", help="default %(default)s")
     add("--drop-path", type=_share, default=0.0, metavar="P", help="default %(default)s")
+    again = "compute each layer anew in the backward pass (default: do)"
     add("--activation-checkpointing", action=argparse.BooleanOptionalAction, default=True, help=again)
     add = parser.add_argument_group("training").add_argument
     options: dict[str, tuple[Any, str]] = {
@@ -143,34 +133,28 @@ def outcome(result: RowsResult) -> str:
     """Return how right the scores of the held-out patients are."""
     run = run_of(result)
     held_out = run.judged["test"]
-    interval = _value(held_out)
-    shown = "{} ({})".format(*_cells(interval)) if interval else "not defined"
+    shown = "{} ({})".format(*_cells(_value(held_out))) if _value(held_out) else "not defined"
     return f"{_metric(run)} {shown} on {held_out.patients:,} held-out patients ({held_out.slides:,} slides)"
 
 
 def made_tables(result: RowsResult) -> Iterable[Table]:
-    """Yield scores by split and class, and the course of training."""
+    """Yield scores by split and class."""
     run = run_of(result)
     judged = [(name, f"{one.slides:,}", f"{one.patients:,}", *_cells(_value(one))) for name, one in run.judged.items()]
     header = "split", "slides", "patients", _metric(run), "95% interval"
     yield Table("How right the scores are", header, tuple(judged))
     classes = [(name, *_cells(interval)) for name, interval in run.judged["test"].by_class.items()]
     yield Table("By class, on test", ("class", "AUROC", "95% interval"), tuple(classes))
-    losses = [(f"{x.epoch}", f"{x.rate:.3g}", f"{x.train:.4f}", "-" if x.val is None else f"{x.val:.4f}") for x in run.curve]
-    yield Table("Training", ("epoch", "rate", "loss", "loss on val"), tuple(losses))
 
 
 def made_plots(result: RowsResult) -> Iterable[Plot]:
-    """Yield the losses, and ROC curves of held-out slides beside chance."""
+    """Yield the losses by epoch, and ROC curves of held-out slides beside chance."""
     run = run_of(result)
-    steps = len(run.losses) / max(len(run.curve), 1)
-    by_step = thinned([plain((i + 1) / steps, loss) for i, loss in enumerate(run.losses)])
     train = tuple(plain(one.epoch, one.train) for one in run.curve)
     val = tuple(plain(one.epoch, one.val) for one in run.curve if one.val is not None)
     axes = Axis("epochs", "number", log=False), Axis("loss", "number", log=False)
-    series = Series("each step", by_step, dashed=True), Series("train", train), Series("val", val)
-    yield Plot("Loss in the course of training", "lines", series, axes)
-    curves = [Series(one.label, thinned([plain(x, y) for x, y in one.points])) for one in run.judged["test"].roc]
+    yield Plot("Loss in the course of training", "lines", (Series("train", train), Series("val", val)), axes)
+    curves = [Series(one.label, tuple(plain(x, y) for x, y in one.points)) for one in run.judged["test"].roc]
     chance = Series("by chance", (plain(0.0, 0.0), plain(1.0, 1.0)), dashed=True)
     axes = Axis("false-positive rate", "number", log=False), Axis("true-positive rate", "number", log=False)
     yield Plot("ROC of held-out slides", "lines", (*curves, chance), axes)
@@ -188,12 +172,11 @@ def _cells(interval: Interval | None) -> tuple[str, str]:
     return ("-", "-") if interval is None else (f"{interval.value:.3f}", f"{interval.low:.3f} - {interval.high:.3f}")
 
 
-REPORT = RunReport(
+REPORT = run_report(
     "dilkit finetune-slide", outcome, made_tables, made_plots,
     "{run[tiles]:,} tiles, trained for {run[seconds]:,.0f} s. Intervals hold 95% of {run[settings][resamples]:,} resamples of a "
     "bootstrap over patients. AUROC is over slides, of more than two classes the mean of each against all others; Harrell's "
-    "C-index is over patients, each with the mean risk of the patient's slides. Scores are those of the last epoch. AdamW; the "
-    "learning rate of a layer is {run[settings][layer_decay]:g} times that of the next, and that of the head {peak_rate:.3g} "
-    "after a warm-up of {run[settings][warmup_epochs]:g} epochs, then half a cosine.",
+    "C-index is over patients, each with the mean risk of the patient's slides. Scores are those of the last epoch. The highest "
+    "learning rate of the head is {peak_rate:.3g}.",
     lambda result: run_of(result).notes,
 )  # fmt: skip

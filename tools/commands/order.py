@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 
 from dilkit.orders.comparison import SIMPLEST_FIRST, curve_orders, reading
-from dilkit.orders.locality import Compactness, KeptDistance, LocalityReport, locality_report
+from dilkit.orders.locality import LocalityReport, locality_report
 from dilkit.tools.console.arguments import numbers, picture_file, whole
 from dilkit.tools.console.text import print_json
-from dilkit.tools.report.document import Document, Table, tables
+from dilkit.tools.report.document import Document, Table
 from dilkit.tools.report.terminal import document_text
 from dilkit.tools.results.decode import encode
 from dilkit.viz import draw_orders
 
-MAX_TOKENS = 2**24
+MAX_TOKENS, BLOCK = 2**24, 128
 MAX_SIDE = 1024
 """The longest side of a picture: beyond it a cell is less than can be seen."""
 HELP = """\
@@ -30,20 +29,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the grid's and the segments' arguments, and --png."""
     add = parser.add_argument
     png = "draw --curve and row-major, first of --segments, last of --rates: .png, .svg or .pdf (needs matplotlib)"
+    window = f"count the active blocks of {BLOCK} tokens of a window; odd sides, or one for all"
     add("--shape", type=sides, metavar="HxW", default="64x64", help="the grid, N, HxW or DxHxW (default %(default)s)")
     add("--curve", choices=SIMPLEST_FIRST, default="hilbert", help="the curve to judge (default %(default)s)")
     add("--segments", type=numbers, default="256,1024", metavar="W,W", help="segment lengths (default %(default)s)")
     add("--rates", type=numbers, default="2,4,8,16", metavar="R,R", help="dilation rates (default %(default)s)")
-    add("--window", type=sides, metavar="HxW", help="count the active blocks of a window; odd sides, or one for all")
-    add("--block", type=whole(1), default=128, metavar="B", help="tokens in a block (default %(default)s)")
-    add("--tile", type=sides, metavar="HxW", help="of the tiles (default: one segment, with --window also one block)")
-    add("--extra-tokens", type=whole(0), default=0, metavar="N", help="tokens in front of the grid's (default 0)")
+    add("--window", type=sides, metavar="HxW", help=window)
     add("--png", type=Path, metavar="FILE", help=png)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the report. Raises ValueError naming the argument that does not fit."""
-    tokens, png = args.extra_tokens + prod(args.shape), str(args.png) if args.png else None
+    tokens, png = prod(args.shape), str(args.png) if args.png else None
     if tokens > MAX_TOKENS:
         raise ValueError(f"--shape: {tokens:,} tokens are more than this command measures; at most {MAX_TOKENS:,}")
     if args.png:
@@ -51,11 +48,10 @@ def run(args: argparse.Namespace) -> int:
         if max(args.shape) > MAX_SIDE:
             raise ValueError(f"--shape: a side of {max(args.shape):,} is more than a picture can show; at most {MAX_SIDE:,}")
     window = args.window if args.window is None or len(args.window) > 1 else args.window[0]
-    options = dict(block=args.block if window else None, tile=args.tile, extra_tokens=args.extra_tokens)
     by_length: dict[int, Curves] = {}
     for length in args.segments:
-        orders = curve_orders(args.shape, length, **options)
-        curves = {c: locality_report(one, length, args.rates, window=window, block=args.block) for c, one in orders.items()}
+        orders = curve_orders(args.shape, length, block=BLOCK if window else None)
+        curves = {c: locality_report(one, length, args.rates, window=window, block=BLOCK) for c, one in orders.items()}
         if args.png and not by_length:
             from dilkit.tools.report.picture import new_figure, save
 
@@ -65,11 +61,11 @@ def run(args: argparse.Namespace) -> int:
         by_length[length] = curves
     if args.json:
         segments = [dict(segment_length=n, reading=reading(one, args.curve), curves=one) for n, one in by_length.items()]
-        grid = dict(shape=args.shape, tokens=tokens, extra_tokens=args.extra_tokens, curve=args.curve)
+        grid = dict(shape=args.shape, tokens=tokens, curve=args.curve)
         print_json("order", encode(dict(**grid, segments=segments, png=png)))
         return 0
     headline = f"{_sides(args.shape)} cells: {tokens:,} tokens; > marks {args.curve}"
-    shown = tables(*(table for length, curves in by_length.items() for table in _tables(length, curves, args.curve)))
+    shown = tuple(_table(length, curves, args.curve) for length, curves in by_length.items())
     print(document_text(Document((headline,), shown, method=_LEGEND)))
     if png:
         print(f"\nwrote {png}")
@@ -88,41 +84,28 @@ def sides(text: str) -> tuple[int, ...]:
 
 
 Curves = dict[str, LocalityReport]
-COMPACTNESS = ("  curve", "near 8", "near 48", "diameter", "shifted: near 8", "near 48", "diameter")
-_PER_TABLE = 6
+MOST_RATES = 5
+"""Rates in a table; --json has all."""
 _LEGEND = (
-    "near 8, near 48: share of a token's 8 or 48 nearest neighbours that are in its segment. diameter: of a segment's bounding "
-    "box, in cells. shifted: the same with segments displaced by half. r=R: distance from a token to the nearest key of its "
-    "segment that dilation rate R keeps, in cells, mean and largest. blocks: key blocks that a block of queries needs, mean."
+    "near 48: share of a token's 48 nearest neighbours that are in its segment. diameter: of a segment's bounding box, in cells. "
+    "shifted: the same with segments displaced by half. r=R: mean distance from a token to the nearest key of its segment that "
+    "dilation rate R keeps, in cells. blocks: key blocks of 128 that a block of queries needs, mean. --json has more."
 )
 
 
-def _tables(length: int, curves: Curves, chosen: str) -> Iterator[Table]:
-    first = curves[chosen]
-    names = {curve: f"{'>' if curve == chosen else ' '} {one.name}" for curve, one in curves.items()}
-    blocks = (f"blocks, {_sides(first.window)}",) if first.window else ()
-    rows = []
+def _table(length: int, curves: Curves, chosen: str) -> Table:
+    first, rows = curves[chosen], []
     for curve, one in curves.items():
-        counted = () if one.active_blocks is None else (f"{one.active_blocks:.2f}",)
-        rows.append((names[curve], *compactness_cells(one.aligned), *compactness_cells(one.shifted), *counted))
-    yield Table(f"segments of {length:,} tokens: {first.segments:,}", (*COMPACTNESS, *blocks), tuple(rows))
+        near = (x for part in (one.aligned, one.shifted) for x in (f"{part.near_48:.3f}", f"{part.diameter:.1f}"))
+        kept = ("none" if one.mean is None else f"{one.mean:.2f}" for one in one.kept[:MOST_RATES])
+        blocks = () if one.active_blocks is None else (f"{one.active_blocks:.2f}",)
+        rows.append((f"{'>' if curve == chosen else ' '} {one.name}", *near, *kept, *blocks))
     sampled = [one for one in curves.values() if one.segments_measured < one.segments or one.blocks_measured < one.blocks]
     notes = [f"{one.name}: {one.segments_measured:,} segments and {one.blocks_measured:,} blocks are drawn" for one in sampled]
-    for start in range(0, len(first.kept), _PER_TABLE):
-        part = slice(start, start + _PER_TABLE)
-        cells = tuple((names[curve], *map(distance_cell, one.kept[part])) for curve, one in curves.items())
-        note = "\n".join([*notes, reading(curves, chosen)]) if part.stop >= len(first.kept) else ""
-        yield Table("distance to the nearest kept key", ("  curve", *(f"r={k.rate}" for k in first.kept[part])), cells, note)
-
-
-def compactness_cells(one: Compactness) -> tuple[str, ...]:
-    """Return shares of neighbours and diameter."""
-    return f"{one.near_8:.3f}", f"{one.near_48:.3f}", f"{one.diameter:.1f}"
-
-
-def distance_cell(kept: KeptDistance) -> str:
-    """Return mean and largest distance."""
-    return "none" if kept.mean is None else f"{kept.mean:.2f} ({kept.max:.1f})"
+    rates, counted = (f"r={one.rate}" for one in first.kept[:MOST_RATES]), ("blocks",) if first.window else ()
+    header = ("  curve", "near 48", "diameter", "shifted", "diameter", *rates, *counted)
+    title = f"segments of {length:,} tokens: {first.segments:,}"
+    return Table(title, header, tuple(rows), "\n".join([*notes, reading(curves, chosen)]))
 
 
 def _sides(sides: tuple[int, ...]) -> str:

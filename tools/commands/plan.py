@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dilkit import environment
 from dilkit.comm import Rows, exchange_plan, shard_cuts
-from dilkit.comm.plan.exchange_plan import KEEPS, PHASES, SCHEDULES
+from dilkit.comm.plan.exchange_plan import KEEPS, SCHEDULES
 from dilkit.comm.plan.explain import branch_facts, explanation
 from dilkit.comm.plan.forecast import Forecast, Numbers, Speed, baselines
 from dilkit.comm.simulation.peers import peers
@@ -22,16 +22,15 @@ from dilkit.problem import DTYPE_BYTES, Problem
 from dilkit.selector import explain
 from dilkit.tools.console import arguments
 from dilkit.tools.console.arguments import bandwidth, flops, number, pattern_of, problem_of, set_series, whole
-from dilkit.tools.console.text import in_bytes, in_seconds, in_thousands, print_json, wrapped
-from dilkit.tools.report.document import Document, Table, tables
-from dilkit.tools.report.terminal import document_text
+from dilkit.tools.console.text import aligned, in_bytes, in_seconds, in_thousands, print_json, wrapped
+from dilkit.tools.results.environment import Result
 from dilkit.tools.results.file import new_result, read_result, write_result
-from dilkit.tools.results.record import Result
 
 if TYPE_CHECKING:
     from dilkit.comm import Comm
 
 ALL = "all"
+CALL = ("seq", "heads", "kv_heads", "head_dim", "dtype", "batch", "is_causal", "key_padding_mask")
 MOST_ENTRIES = 2**21
 """The most ranks x key/value heads x branches that are planned: beyond that it takes more than a minute, and gigabytes."""
 MOST_RANKS = 4_096
@@ -39,13 +38,12 @@ MOST_RANKS = 4_096
 BANDWIDTH, FLOPS = "50GB/s", "400T"
 """Speeds that are assumed where nothing was measured."""
 LINKS = ("ranks_per_host", "hosts_per_pod", "oversubscription", "inside")
-STRAGGLERS = ("stragglers", "slowdown")
-HELP = f"""\
+HELP = """\
 say what a call would compute and hold, who computes it, and what it moves over ranks, without running it
 
-Pairs, FLOPs and bytes are those of one call on one device, that of --assume or this CPU, and of `ring_dilated_attention` over the
-ranks. Times are a model: FLOPs at --flops, bytes at --bandwidth, or both as measured (--speeds); the slowest rank is shown.
---schedule {ALL} compares the schedules."""
+FLOPs and bytes are those of one call on one device, that of --assume or this CPU, and of `ring_dilated_attention` over the ranks.
+Times are a model: FLOPs at --flops, bytes at --bandwidth, or both as measured (--speeds); the slowest rank is shown. --json has
+pairs and FLOPs by branch, memory by kind, and what each rank sends, computes and holds."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,8 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--hosts-per-pod", type=whole(1), metavar="N", help="hosts below one uplink (default: all, a flat network)")
     add("--oversubscription", type=ratio, metavar="X", help=more)
     add("--inside", type=bandwidth, metavar="B", help="between ranks of a host (default: as --bandwidth)")
-    add("--stragglers", type=whole(0), metavar="N", help="ranks that compute slower than the others (default 0)")
-    add("--slowdown", type=ratio, metavar="X", help="how many times as long they compute (default 1.5)")
+    slow = f"ranks that compute {Stragglers.slowdown:g} times slower than the others (default 0)"
+    add("--stragglers", type=whole(0), metavar="N", help=slow)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -86,11 +84,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json("plan", report)
     else:
-        print(document_text(document(report, pattern_of(args).describe())))
+        print(*(part for line in lines(report) for part in wrapped("", line)), sep="\n")
     return 0
-
-
-CALL = ("seq", "heads", "kv_heads", "head_dim", "dtype", "batch", "is_causal", "key_padding_mask")
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
@@ -117,6 +112,7 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
             refused[name] = str(error)
     problem = problem_of(args, args.assume)
     sent = next((baselines(one.plan, one.rows) for one in forecasts.values()), {})
+    routes = Counter(route.kind for route in forecasts["auto"].plan.routes) if "auto" in forecasts else {}
     report = dict(
         problem=dict(pattern=str(pattern), world_size=args.world_size, **{name: getattr(problem, name) for name in CALL}),
         call=_call(problem),
@@ -124,22 +120,18 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
         schedules={name: _schedule(one) for name, one in forecasts.items()},
         refused=refused,
         baselines={name: dict(forward_bytes=count, seconds=count / speed.bandwidth) for name, count in sent.items()},
-        choice=choice(forecasts),
+        choice="auto: " * bool(routes) + ", ".join(f"{count} {kind}" for kind, count in routes.items()),
     )
     simulated = simulation(args, forecasts, speed)
     return report if simulated is None else report | dict(simulated=simulated)
 
 
 def _call(problem: Problem) -> dict[str, Any]:
-    """Return a call on one device: who computes it, pairs and FLOPs by branch, and bytes by kind."""
 
-    def pairs(pattern: Pattern) -> int:
-        return replace(problem, pattern=pattern).flops() // (4 * problem.head_dim)
-
-    branches = []
+    branches, pair = [], 4 * problem.head_dim
     for branch in problem.pattern.branches:
-        alone = pairs(problem.pattern.with_branches(branch, overlap="count", tail="exact"))
-        branches.append(dict(kind=branch.kind, text=str(branch), pairs=alone, flops=4 * problem.head_dim * alone))
+        alone = replace(problem, pattern=problem.pattern.with_branches(branch, overlap="count", tail="exact")).flops()
+        branches.append(dict(kind=branch.kind, text=str(branch), pairs=alone // pair, flops=alone))
     tokens, row = problem.batch * problem.seq, problem.head_dim * DTYPE_BYTES[problem.dtype]
     lse = 8 if problem.dtype == "float64" else 4
     memory = dict(
@@ -148,17 +140,18 @@ def _call(problem: Problem) -> dict[str, Any]:
         gradients=tokens * row * (2 * problem.heads + 2 * problem.kv_heads),
     )
     memory |= dict(total=sum(memory.values()))
-    return dict(explain(problem).to_dict(), branches=branches, dense_pairs=pairs(Pattern.dense()), memory_bytes=memory)
+    dense = replace(problem, pattern=Pattern.dense()).flops() // pair
+    facts = dict(branches=branches, flops=problem.flops(), dense_pairs=dense, memory_bytes=memory)
+    return explain(problem).to_dict() | facts
 
 
 def _schedule(one: Forecast) -> dict[str, Any]:
-    """Return the least, the mean and the largest number of all ranks, and the times of the slowest."""
     sent, work = {phase: traffic.sent for phase, traffic in one.traffic.items()}, one.flops["total"]
     by_rank = {**{f"{phase}_bytes": counts for phase, counts in sent.items()}, "flops": work}
     by_rank |= {"exchange_bytes": one.memory["exchange buffers"], "kept_bytes": one.kept}
     return dict(
         explanation=explanation(one.plan, one.rows).split("\n"),
-        branches=[branch.to_dict() for branch in branch_facts(one.plan, one.rows)],
+        branches=branch_facts(one.plan, one.rows),
         sent_bytes={phase: _spread(counts) for phase, counts in sent.items()},
         flops=_spread(work) | dict(balance=one.balance),
         memory_bytes={name: _spread(counts) for name, counts in one.memory.items()},
@@ -172,72 +165,37 @@ def _spread(counts: Numbers) -> dict[str, float]:
     return dict(min=int(counts.min()), mean=float(counts.sum() / len(counts)), max=int(counts.max()))
 
 
-def choice(schedules: Mapping[str, Forecast]) -> str:
-    """Return the automatic choice, and its reason, in one line."""
-    if "auto" not in schedules:
-        return ""
-    kinds = [route.kind for route in schedules["auto"].plan.routes]
-    counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-    if set(kinds) == {"local"}:
-        return f"auto: {counts}: no rank needs rows of another, and nothing is sent"
-    chosen = {"scatter", "gather", "hybrid"} & {*kinds}
-    reason = "the fewest rows through the busiest rank, branch by branch" if chosen else "rows go to the queries that see them"
-    return f"auto: {counts}: {reason}"
-
-
-BRANCHES = ("branch", "segment", "rate", "route", "ranks", "group", "rows moved", "most bytes forward", "backward")
-TIMES = {
-    "compute": "work alone",
-    "communication": "sending alone",
-    "overlapped": "both at once",
-    "sequential": "one after the other",
-}
-
-
-def document(report: Mapping[str, Any], description: str) -> Document:
-    """Return the report for people; `description` is that of the pattern."""
-    call, schedules = report["call"], report["schedules"]
-    notes = [f"on {call['device']}: {call['picked'] or 'no backend'} computes it"]
-    notes += [f"{b['name']} {b['verdict']}: {'; '.join(filter(None, (b['detail'], *b['reasons'])))}" for b in call["backends"]]
-    notes += [f"{name} is refused: {why}" for name, why in report["refused"].items()]
-    rows = []
-    for i, branch in enumerate(call["branches"]):
-        share = f"{100 * branch['pairs'] / call['dense_pairs']:.3g} %"
-        rows.append((str(i), branch["kind"], *map(in_thousands, (branch["pairs"], branch["flops"] / 1e9)), share))
-    memory = ", ".join(f"{name} {in_bytes(count)}" for name, count in call["memory_bytes"].items())
-    header, note = ("branch", "kind", "pairs", "GFLOP", "of dense"), f"{description}\nmemory: {memory}"
-    shown = [Table("a call on one device, forward", header, tuple(rows), note)]
-    if schedules:
-        (name, first), others = next(iter(schedules.items())), report["baselines"].items()
-        elsewhere = [(other.replace("_", " "), in_bytes(x["forward_bytes"]), in_seconds(x["seconds"])) for other, x in others]
-        shown += [
-            Table(f"branches, schedule {name}", BRANCHES, tuple(_branches(first)), "\n".join(first["explanation"])),
-            Table("the busiest rank, by schedule", ("", *schedules), tuple(_busiest(list(schedules.values())))),
-            Table("sent forward by the rank that sends most, elsewhere", ("", "bytes", "time"), tuple(elsewhere)),
-        ]
-    if "simulated" in report:
-        shown.append(_simulated(report["simulated"]))
-    headline = (*wrapped("", call["problem"]), *wrapped("", f"world size {report['problem']['world_size']:,}, {words(report)}"))
-    return Document(headline, tables(*shown), notes=(*notes, *filter(None, [report["choice"]])))
-
-
-def _branches(schedule: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    for b in schedule["branches"]:
-        sizes = (f"{b['segment_length']:,}", f"{b['dilation_rate']:,}", b["route"], f"{b['ranks']:,}", f"{b['group_size']:,}")
-        sent = (in_thousands(b["rows_moved"]), in_bytes(b["forward_bytes"]), in_bytes(b["backward_bytes"]))
-        yield "all" if b["branch"] is None else str(b["branch"]), *sizes, *sent
-
-
-def _busiest(schedules: list[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
-    for phase in PHASES:
-        yield f"sent {phase}", *(in_bytes(one["sent_bytes"][phase]["max"]) for one in schedules)
-    yield "forward GFLOP", *(in_thousands(one["flops"]["max"] / 1e9) for one in schedules)
-    yield "forward GFLOP, over the mean", *(f"{one['flops']['balance']:.3f}" for one in schedules)
-    for kind in schedules[0]["memory_bytes"]:
-        yield f"memory: {kind}", *(in_bytes(one["memory_bytes"][kind]["max"]) for one in schedules)
-    yield "kept for the backward pass", *(in_bytes(one["kept_bytes"]["max"]) for one in schedules)
-    for name, text in TIMES.items():
-        yield f"time: {text}", *(in_seconds(one["seconds"][name]) for one in schedules)
+def lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the answer in at most eight lines; then the schedules, and the way of each branch."""
+    call, schedules, size = report["call"], report["schedules"], report["problem"]["world_size"]
+    picked = call["picked"] or "no backend (`dilkit info` says why)"
+    share = call["flops"] / max(1, 4 * report["problem"]["head_dim"] * call["dense_pairs"])
+    held, simulated = in_bytes(call["memory_bytes"]["total"]), report.get("simulated")
+    yield call["problem"]
+    yield f"on {call['device']} alone: {picked} computes it; {held} with gradients"
+    yield f"forward {in_thousands(call['flops'] / 1e9)} GFLOP, {share:.3g} of those of dense attention"
+    header, rows = ["schedule", "time", "sent forward", "backward", "memory", "kept"], list[tuple[str, ...]]()
+    for name, one in schedules.items():
+        seconds, counts = one["seconds"], (*one["sent_bytes"].values(), one["memory_bytes"]["total"], one["kept_bytes"])
+        rows.append((name, in_seconds(seconds["overlapped"]), *(in_bytes(count["max"]) for count in counts)))
+        if len(rows) == 1:
+            limit = "sending" if seconds["communication"] > seconds["compute"] else "work"
+            alone = f"work alone {in_seconds(seconds['compute'])}, sending alone {in_seconds(seconds['communication'])}"
+            yield f"on {size:,} ranks, {words(report)}, schedule {name}:"
+            yield f"forward and backward in {rows[0][1]} ({alone}): {limit} limits it"
+            yield "the busiest rank sends {} forward, {} backward, and holds {}".format(*rows[0][2:5])
+            elsewhere = (f"{peer.replace('_', ' ')} {in_bytes(x['forward_bytes'])}" for peer, x in report["baselines"].items())
+            yield f"forward elsewhere: {', '.join(elsewhere)}"
+    if report["choice"]:
+        yield report["choice"]
+    if simulated:
+        header += ["simulated", "waiting", "longest at work"]
+        more = {k: (in_seconds(x["seconds"]), f"{x['waiting']:.1%}", x["bottleneck"]) for k, x in simulated["schedules"].items()}
+        rows = [(*row, *more[row[0]]) for row in rows]
+        rows += [(peer, *"-----", in_seconds(seconds), "-", "-") for peer, seconds in simulated["peers"].items()]
+    yield from ("", *(f"  {line}" for line in aligned([header, *rows])), "") if rows else ()
+    yield from next(iter(schedules.values()), {"explanation": ()})["explanation"]
+    yield from (f"{name} is refused: {why}" for name, why in report["refused"].items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,20 +228,18 @@ def calibrate(args: argparse.Namespace) -> int:
         raise ValueError(f"--calibrate: {started.size} ranks cannot share out --seq {args.seq}; at least one token each")
     set_series(args)
     from dilkit.comm.launch.ranks import run_ranks
-
-    return run_ranks("torch" if started.launcher == "torchrun" else "mpi", partial(_measure, args=args))
-
-
-def _measure(comm: Comm, args: argparse.Namespace) -> int:
     from dilkit.tools.measure.rank_times import rank_speed
 
-    problem = problem_of(args)
-    speed = rank_speed(comm, problem)
-    if comm.rank == 0:
-        write_result(new_result(SpeedsResult, problem.device, problem=str(problem), ranks=comm.size, speed=speed), args.calibrate)
-        print(words(vars(speed)))
-        print(f"wrote {args.calibrate}")
-    return 0
+    def measure(comm: Comm) -> int:
+        problem = problem_of(args)
+        speed = rank_speed(comm, problem)
+        if comm.rank == 0:
+            result = new_result(SpeedsResult, problem.device, problem=str(problem), ranks=comm.size, speed=speed)
+            write_result(result, args.calibrate)
+            print(words(vars(speed)), f"wrote {args.calibrate}", sep="\n")
+        return 0
+
+    return run_ranks("torch" if started.launcher == "torchrun" else "mpi", measure)
 
 
 def words(speed: Mapping[str, Any]) -> str:
@@ -299,19 +255,17 @@ def simulation(args: argparse.Namespace, forecasts: Mapping[str, Forecast], spee
 
     Raises ValueError for arguments that do not fit.
     """
-    chosen = {name: value for name in (*LINKS, *STRAGGLERS) if (value := getattr(args, name)) is not None}
+    chosen = {name: value for name in (*LINKS, "stragglers") if (value := getattr(args, name)) is not None}
     if not args.simulate:
         if chosen:
             raise ValueError(f"--{next(iter(chosen)).replace('_', '-')}: it is of a simulation; add --simulate")
         return None
     if args.world_size > MOST_RANKS:
         raise ValueError(f"--world-size {args.world_size:,}: {MOST_RANKS:,} ranks are simulated at most; leave --simulate out")
-    if "slowdown" in chosen and not chosen.get("stragglers"):
-        raise ValueError("--slowdown: it is that of --stragglers N, of which there are none")
     if "oversubscription" in chosen and "hosts_per_pod" not in chosen:
         raise ValueError("--oversubscription: it is that of the uplinks of pods; add --hosts-per-pod N")
     topology = Topology(speed.bandwidth, **{name: chosen[name] for name in LINKS if name in chosen})
-    stragglers = Stragglers(args.stragglers or 0, args.slowdown or Stragglers.slowdown)
+    stragglers = Stragglers(args.stragglers or 0)
     schedules = {}
     for name, forecast in forecasts.items():
         one = simulate(forecast, topology, stragglers)
@@ -319,17 +273,3 @@ def simulation(args: argparse.Namespace, forecasts: Mapping[str, Forecast], spee
     others = peers(next(iter(forecasts.values())), topology) if forecasts else {}
     seconds = {name: peer.seconds for name, peer in others.items()}
     return dict(topology=vars(topology), stragglers=vars(stragglers), schedules=schedules, peers=seconds)
-
-
-def _simulated(simulated: Mapping[str, Any]) -> Table:
-    """Return the table of a simulation: a row for each schedule and each other way."""
-    kinds = list(dict.fromkeys(kind for one in simulated["schedules"].values() for kind in one["busy_seconds"]))
-    rows = []
-    for name, one in simulated["schedules"].items():
-        busy = (in_seconds(one["busy_seconds"].get(kind, 0.0)) for kind in kinds)
-        rows.append((name, in_seconds(one["seconds"]), f"{one['waiting']:.1%}", *busy, one["bottleneck"]))
-    rows += [(name, in_seconds(seconds), *[""] * (len(kinds) + 2)) for name, seconds in simulated["peers"].items()]
-    settings = {**simulated["topology"], **{f"stragglers {name}": value for name, value in simulated["stragglers"].items()}}
-    note = ", ".join(f"{name.replace('_', ' ')} {value:,.4g}" for name, value in settings.items() if value is not None)
-    header = ("", "time", "waiting", *kinds, "longest at work")
-    return Table("simulated: forward and backward, event by event", header, tuple(rows), note)

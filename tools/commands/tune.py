@@ -24,8 +24,7 @@ from dilkit.tools.console.interrupt import INTERRUPTED, load_torch
 from dilkit.tools.console.text import in_seconds, print_json, table, wrapped
 from dilkit.tools.results.decode import decode
 from dilkit.tools.results.file import read_json, read_result, write_text
-from dilkit.tools.results.record import Entry
-from dilkit.tools.results.rows import RowsResult
+from dilkit.tools.results.rows import Row, RowsResult
 
 HELP = """\
 measure which backend is the fastest here, for the automatic choice to go by
@@ -36,7 +35,7 @@ causality, pattern, mask or none, and length to the nearest power of two, on the
 for packed sequences, caches or dropout. Another run adds to the file. Ctrl-C keeps what was measured so far. Exit code 1 when a
 backend was wrong or failed, or none could be measured."""
 
-INSTEAD = ("show", "take", "clear")
+INSTEAD = ("show", "take")
 PASSES = {"forward": (False,), "training": (True,), "both": (False, True)}
 REPEATS = 7
 BUDGET = 5.0
@@ -61,11 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     instead.add_argument("--show", action="store_true", help="show what was measured before")
     take = "take the sweep of `dilkit bench --suite preferences` out of its suite.json"
     instead.add_argument("--take", type=Path, metavar="FILE", help=take)
-    instead.add_argument("--clear", action="store_true", help="remove the file")
 
 
 def run(args: Namespace) -> int:
-    """Measure and write the file, or show it, or remove it; exit codes as `HELP` says."""
+    """Measure and write the file, or show it; exit codes as `HELP` says."""
     path = environment.tuned_file()
     if path is None:
         raise ValueError(f"{environment.TUNED.name}={environment.tuned()!r}: no file to keep orders in; name one, or unset it")
@@ -75,15 +73,7 @@ def run(args: Namespace) -> int:
     for name, option in arguments.changed(args, add_arguments).items():
         if name not in INSTEAD:
             raise ValueError(f"{option}: does not go with --{instead}, which is about all orders of the file; leave it out")
-    if args.show:
-        return _show(args, path)
-    if args.take:
-        return _take(args, path)
-    existed = path.exists()
-    path.unlink(missing_ok=True)
-    tuned.read_again()
-    _print(args, dict(file=str(path), removed=existed), [f"{'removed' if existed else 'there is no file'} {path}"])
-    return 0
+    return _show(args, path) if args.show else _take(args, path)
 
 
 def _print(args: Namespace, report: dict[str, object], lines: Iterable[str]) -> None:
@@ -108,8 +98,11 @@ def _tune(args: Namespace, path: Path) -> int:
     interrupted = False
     try:
         for problem, entries in _measured(args, problems):
-            order = sorted(((name, one.time.median_s) for name, one in entries.items() if one.time), key=lambda pair: pair[1])
-            outcomes.append(_outcome(problem, entries, order))
+            order = sorted(((name, one.median_s) for name, one in entries.items() if one.samples), key=lambda pair: pair[1])
+            left_out = [dict(backend=n, verdict=e.verdict, reasons=e.reasons) for n, e in entries.items() if not e.samples]
+            measured = [dict(backend=name, seconds=seconds) for name, seconds in order]
+            facts = dict(problem=str(problem), seq=problem.seq, requires_grad=problem.requires_grad)
+            outcomes.append(facts | dict(order=measured, left_out=left_out))
             if order:
                 _keep(path, [TunedEntry(setup, tuned.shape_of(problem), tuple(order))])
     except KeyboardInterrupt:
@@ -128,26 +121,13 @@ def _tune(args: Namespace, path: Path) -> int:
     return 1 if {"wrong", "failed"} & verdicts or not all(one["order"] for one in outcomes) else 0
 
 
-def _outcome(problem: Problem, entries: Mapping[str, Entry], order: Sequence[tuple[str, float]]) -> dict[str, Any]:
-    """Return the outcome of a problem as plain data."""
-    measured = dict(order)
-    return dict(
-        problem=str(problem),
-        seq=problem.seq,
-        requires_grad=problem.requires_grad,
-        order=[dict(backend=name, seconds=seconds) for name, seconds in order],
-        left_out=[dict(backend=n, verdict=e.verdict, reasons=e.reasons) for n, e in entries.items() if n not in measured],
-    )
-
-
 def _lines(one: Mapping[str, Any]) -> list[str]:
-    """Return the backends in their order, then those left out."""
     rows = [(backend["backend"], in_seconds(backend["seconds"])) for backend in one["order"]]
     rows += [(backend["backend"], "\n".join((backend["verdict"], *backend["reasons"]))) for backend in one["left_out"]]
     return [*wrapped("", one["problem"]), *table(rows), ""]
 
 
-def _measured(args: Namespace, problems: list[Problem]) -> Iterator[tuple[Problem, dict[str, Entry]]]:
+def _measured(args: Namespace, problems: list[Problem]) -> Iterator[tuple[Problem, dict[str, Row]]]:
     from tqdm import tqdm
 
     from dilkit.tools.measure.case import CaseRunner
@@ -175,7 +155,6 @@ def _keep(path: Path, new: Sequence[TunedEntry]) -> None:
 
 
 def _take(args: Namespace, path: Path) -> int:
-    """Keep the orders of a sweep."""
     result = read_result(args.take, RowsResult, read_json(args.take)["kind"])
     if result.quick:
         raise ValueError(f"--take: {args.take} is of a quick run, whose problems are no real ones; give that of a whole one")

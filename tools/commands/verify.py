@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+from tqdm import tqdm
+
 from dilkit.environment import without_proofs
 from dilkit.problem import DTYPES
-from dilkit.registry import backends as known_backends
-from dilkit.registry import list_backends
+from dilkit.registry import backends as known_backends, list_backends
 from dilkit.selector import requested_backends
 from dilkit.testing.packings import SEQUENCES
 from dilkit.testing.problems import DROPPING, LARGE, OTHER_KINDS, PROBLEMS, SCORES, cases_of
@@ -33,13 +33,14 @@ On a CUDA device each of torch's kernels is checked by itself too, larger cases 
 held to it. --pattern checks that pattern in place of the list, with every feature of a call. Exit code 1 when anything is wrong,
 or when a backend that --backend names computes no case at all."""
 LISTED = (*PROBLEMS, *SEQUENCES, *DROPPING, *OTHER_KINDS, *SCORES)
-OUTPUTS = ("out", "lse", "dq", "dk", "dv", "dsink")
+OUTPUTS, VERDICTS = ("out", "lse", "dq", "dk", "dv", "dsink"), ("passed", "refused", "failed", "broken")
 REPEATS = 100
 REPEATED = ("causal", "head_dim 128")
 """Large cases that are computed again and again."""
+BAR: dict[str, Any] = dict(disable=None, unit="check", leave=False)  # on stderr as it is at the time of the call
 LEGEND = (
     "A number is the worst error against fp64, in units of what plain torch math in the same dtype makes: at most 2 is right, "
-    "for gradients 3. -: refused or not computed; FAIL: wrong."
+    "for gradients 3. -: refused or not computed. --json has them by feature and by output, and all reasons."
 )
 
 
@@ -72,10 +73,8 @@ def run(args: argparse.Namespace) -> int:
     with without_proofs(), one_by_one as kernels:
         results = list(checked(chosen or (*list_backends(), *kernels), cases, args.device))
         differing = repeated(results, args.device, repeats) if repeats else {}
-    of_backend: dict[str, list[Result]] = {}
-    for result in results:
-        of_backend.setdefault(result.backend, []).append(result)
-    reports = {name: report_of(of_one) for name, of_one in of_backend.items()}
+    names = dict.fromkeys(result.backend for result in results)
+    reports = {name: report_of([result for result in results if result.backend == name]) for name in names}
     counts = Counter(result.verdict for result in results)
     idle = [name for name in args.backend or () if not reports[name]["counts"]["passed"]]
     right = counts["passed"] > 0 and not idle and not counts["failed"] and not counts["broken"] and not any(differing.values())
@@ -90,8 +89,8 @@ def run(args: argparse.Namespace) -> int:
         notes.append(f"{name}: large cases computed {repeats} times more: {bits}")
     notes += [f"{name}: NOTHING was computed" for name in idle]
     verdict = "every result is right" if right else "NOT every result is right"
-    shown = tuple(_table(name, one) for name, one in reports.items() if one["counts"]["passed"] or one["counts"]["failed"])
-    print(document_text(Document((headline,), shown, notes=tuple(notes), method=f"{LEGEND}\n{verdict}")))
+    shown = Table("worst errors", ("", *VERDICTS, *DTYPES), tuple(_row(name, one) for name, one in reports.items()))
+    print(document_text(Document((headline,), (shown,), notes=tuple(notes), method=f"{LEGEND}\n{verdict}")))
     return 0 if right else 1
 
 
@@ -100,7 +99,7 @@ def checked(backends: Sequence[str], cases: Sequence[Case], device: str) -> Iter
     from dilkit.testing.conformance import check
 
     todo = [(backend, case) for case in cases for backend in backends]  # case by case: the oracle's results are used at once
-    yield from (check(backend, case, device) for backend, case in _shown(todo))
+    yield from (check(backend, case, device) for backend, case in tqdm(todo, **BAR))
 
 
 def repeated(results: Sequence[Result], device: str, repeats: int) -> dict[str, int]:
@@ -114,17 +113,9 @@ def repeated(results: Sequence[Result], device: str, repeats: int) -> dict[str, 
     again = [r for r in results if r.case in LARGE and r.case.variant in REPEATED and r.verdict == "passed"]
     todo = [(r.backend, r.case) for r in again if getattr(known[r.backend], "reproducible", False)]
     differing: dict[str, int] = {}
-    for name, case in _shown(todo):
+    for name, case in tqdm(todo, **BAR):
         differing[name] = differing.get(name, 0) + repeats_that_differ(name, case, device, repeats)
     return differing
-
-
-def _shown(todo: Sequence[tuple[str, Case]]) -> Iterable[tuple[str, Case]]:
-    """Return `todo`, with a bar on a terminal."""
-    from tqdm import tqdm
-
-    bar: Iterable[tuple[str, Case]] = tqdm(todo, file=sys.stderr, disable=None, unit="check", leave=False)
-    return bar
 
 
 def report_of(results: Sequence[Result]) -> dict[str, Any]:
@@ -141,7 +132,7 @@ def report_of(results: Sequence[Result]) -> dict[str, Any]:
         if result.raised_in:
             raised.setdefault(result.raised_in[-1], []).append(result)
     return dict(
-        counts={verdict: by_verdict[verdict] for verdict in ("passed", "refused", "failed", "broken")},
+        counts={verdict: by_verdict[verdict] for verdict in VERDICTS},
         by_feature=cells,
         by_output={o: {d: _worst(r.ratios.get(o) for r in results if r.case.dtype == d) for d in DTYPES} for o in OUTPUTS},
         refusals=Counter("; ".join(r.reasons) for r in results if r.verdict in ("refused", "broken")),
@@ -156,23 +147,15 @@ def _worst(ratios: Iterable[float | None]) -> float | str | None:
     return "inf" if worst == float("inf") else worst
 
 
-def _table(name: str, report: dict[str, Any]) -> Table:
-    """Return the worst error ratios of a backend."""
-
-    def number(ratio: float | str | None) -> str:
-        return "-" if ratio is None else ratio if isinstance(ratio, str) else f"{ratio:.2f}"
-
-    rows: list[Row] = []
-    for feature, by_dtype in report["by_feature"].items():
-        rows.append((feature, *("FAIL " * ("failed" in cell) + number(cell["worst"]) for cell in by_dtype.values())))
-    rows += [(f"all {output}", *map(number, by_dtype.values())) for output, by_dtype in report["by_output"].items()]
-    counts = ", ".join(f"{n} {verdict}" for verdict, n in report["counts"].items() if n)
-    return Table(f"{name}: {counts}", ("worst error", *DTYPES), tuple(rows))
+def _row(name: str, report: dict[str, Any]) -> Row:
+    worst = [[one[dtype]["worst"] for one in report["by_feature"].values()] for dtype in DTYPES]
+    shown = [_worst(float(ratio) for ratio in ratios if ratio is not None) for ratios in worst]
+    return (name, *map(str, report["counts"].values()), *("-" if x is None else x if x == "inf" else f"{x:.2f}" for x in shown))
 
 
 def _notes(name: str, report: dict[str, Any]) -> Iterator[str]:
-    """Yield refusals, wrong results, and errors, each line of code once."""
-    yield from (f"{name}: {times} refused: {reason}" for reason, times in report["refusals"].most_common())
+    """Yield the most frequent refusal, wrong results, and errors, each line of code once."""
+    yield from (f"{name}: {times} refused: {reason}" for reason, times in report["refusals"].most_common(1))
     places = {place["cases"][0]: place for place in report["raised"]}
     repeated_errors = {case for place in report["raised"] for case in place["cases"][1:]}
     for failure in report["failures"]:

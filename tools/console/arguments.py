@@ -14,7 +14,7 @@ from typing import Any
 
 from dilkit.device import Device, cuda_count, probe
 from dilkit.files import read_bytes, why_not
-from dilkit.pattern import KINDS, OFFSETS, OVERLAPS, TAILS, Pattern, broken_kinds
+from dilkit.pattern import KINDS, Pattern, broken_kinds
 from dilkit.pattern.presets import Presets
 from dilkit.problem import DTYPES, Problem
 from dilkit.registry import list_backends
@@ -37,8 +37,10 @@ def add_pattern_arguments(
     segments: Sequence[int] | None = (2048, 4096, 8192, 16384),
     seq_help: str = "tokens (default %(default)s)",
 ) -> None:
-    """Add --seq, --heads, --kv-heads, --segments, --pattern, --rates, --offset, --overlap, --tail, --head-split,
-    --causal; read them with `pattern_of`. `segments=None`: `set_series` is to set them once --seq is known."""
+    """Add --seq, --heads, --kv-heads, --segments, --pattern, --rates and --causal; read them with `pattern_of`.
+
+    `segments=None`: `set_series` is to set them once --seq is known.
+    """
     shown = ",".join(map(str, segments)) if segments else "2048,8192,32768,... up to --seq, with rates 1,4,16,..."
     group = parser.add_argument_group("pattern")
     add = group.add_argument
@@ -50,11 +52,6 @@ def add_pattern_arguments(
     which.add_argument("--segments", type=_segments, default=segments, metavar="W,W", help=lengths)
     add_written_pattern(which)
     add("--rates", type=numbers, metavar="R,R", help="dilation rates, one a segment length (default 1,2,4,...)")
-    add("--offset", choices=OFFSETS, default=OFFSETS[0], help="first row that a head keeps (default %(default)s)")
-    counts = "how a key of several branches counts (default %(default)s)"
-    add("--overlap", choices=OVERLAPS, default=OVERLAPS[0], help=counts)
-    add("--tail", choices=TAILS, default=TAILS[0], help="what fills up segments that lack tokens (default %(default)s)")
-    add("--head-split", action="store_true", help="deal the heads out to the branches, each its own equal share")
     add("--causal", action="store_true", help="no token sees a later one")
 
 
@@ -64,8 +61,8 @@ def _segments(text: str) -> tuple[int, ...] | str:
 
 def add_written_pattern(parser: argparse._ActionsContainer, before: str = "") -> None:
     """Add --pattern: a `Pattern`, None when it is not given."""
-    written = f"""{before}branches, as 'SlidingWindow(512), GlobalTokens(4)'; a pattern by name, as 'longformer(512, 16)'
-    ({", ".join(PRESETS)}); or JSON, or a file with it"""
+    written = f"""{before}branches, as 'SlidingWindow(512), GlobalTokens(4)'; a pattern, as
+    "Pattern([8, 16], [1, 2], overlap='once')" or 'longformer(512, 16)' ({", ".join(PRESETS)}); or JSON, or a file with it"""
     parser.add_argument("--pattern", type=written_pattern, metavar="PATTERN", help=written)
 
 
@@ -109,24 +106,18 @@ def _value(node: ast.expr) -> Any:
             raise ValueError(f"{ast.unparse(node)!r} is no number, no text and no list of these") from None
     if any(named.arg is None for named in node.keywords):
         raise ValueError(f"{ast.unparse(node)}: ** is not known; write the arguments one by one")
-    return _callee(node.func)(*map(_value, node.args), **{str(named.arg): _value(named.value) for named in node.keywords})
-
-
-def _callee(node: ast.expr) -> Callable[..., Any]:
-    name = ast.unparse(node)
-    if (method := name.removeprefix("Pattern.")) in (*PRESETS, "of", "dense"):
-        return getattr(Pattern, method)  # type: ignore[no-any-return]
+    name = ast.unparse(node.func).removeprefix("Pattern.")
     broken = () if name in _makers() else broken_kinds().values()  # which loads the kinds that packages announce
-    if name in (makers := _makers()):
-        return makers[name]
-    known = *PRESETS, "dense", *(cls.__name__ for cls in KINDS.values())
-    why = "".join(f"; {reason}" for reason in broken)
-    raise ValueError(f"{name!r} makes no pattern; known are {', '.join(known)}{nearest(name, known)}{why}")
+    if name not in (makers := _makers()):
+        why = "".join(f"; {reason}" for reason in broken)
+        raise ValueError(f"{name!r} makes no pattern; known are {', '.join(makers)}{nearest(name, makers)}{why}")
+    return makers[name](*map(_value, node.args), **{str(named.arg): _value(named.value) for named in node.keywords})
 
 
 def _makers() -> dict[str, Callable[..., Any]]:
-    """Return loaded makers of patterns by name, dilkit's own before others."""
-    return {cls.__name__: cls for cls in reversed(KINDS.values())} | {"Pattern": Pattern, "range": range}
+    presets = {name: getattr(Pattern, name) for name in (*PRESETS, "of", "dense", "head_split")}
+    kinds = {cls.__name__: cls for cls in reversed(KINDS.values())}
+    return presets | kinds | presets | {"Pattern": Pattern, "range": range}
 
 
 def add_call_arguments(parser: argparse.ArgumentParser, dim: int = 64, dtype: str = "float32", train: bool = True) -> None:
@@ -159,22 +150,15 @@ def pattern_of(args: argparse.Namespace) -> Pattern:
     """Return the pattern that the arguments of `add_pattern_arguments` name. Raises ValueError naming them."""
     if args.kv_heads is not None and args.heads % args.kv_heads:
         raise ValueError(f"--kv-heads: {args.kv_heads} does not divide --heads {args.heads}")
-    if args.pattern is not None:
-        known = dict(rates=None, offset=OFFSETS[0], overlap=OVERLAPS[0], tail=TAILS[0], head_split=False)
-        if beside := [f"--{name.replace('_', '-')}" for name, default in known.items() if getattr(args, name) != default]:
-            raise ValueError(f"{', '.join(beside)}: does not go with --pattern, which says it itself; write it into the JSON")
-        pattern: Pattern = args.pattern
-        return pattern
-    if args.segments == DENSE:
-        if args.rates not in (None, (1,)):
-            raise ValueError(f"--rates: {args.rates} does not go with --segments {DENSE}, whose one rate is 1; leave --rates out")
-        lengths, rates = Pattern.dense().segment_lengths, (1,)
-    else:
-        lengths, rates = args.segments, args.rates or tuple(2**i for i in range(len(args.segments)))
-    options = dict(offset=args.offset, overlap=args.overlap)
+    pattern: Pattern | None = args.pattern
+    if pattern is not None and args.rates is not None:
+        raise ValueError("--rates: does not go with --pattern, which says it itself; leave --rates out")
+    if args.segments == DENSE and args.rates not in (None, (1,)):
+        raise ValueError(f"--rates: {args.rates} does not go with --segments {DENSE}, whose one rate is 1; leave --rates out")
+    if pattern is not None or args.segments == DENSE:
+        return Pattern.dense() if pattern is None else pattern
     try:
-        split = Pattern.head_split(lengths, rates, args.heads).heads if args.head_split else None
-        return Pattern(lengths, rates, **options, heads=split, tail=args.tail)
+        return Pattern(args.segments, args.rates or tuple(2**i for i in range(len(args.segments))))
     except ValueError as error:
         raise ValueError(f"--segments, --rates: {error}") from None
 

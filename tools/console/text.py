@@ -83,8 +83,6 @@ def _tokens(value: float) -> str:
 
 UNITS: dict[str, Callable[[float], str]] = {
     "bytes": lambda value: in_bytes(round(value)),
-    "gflops": lambda value: f"{value:,.3g} GFLOP/s" if value < 1000 else f"{value / 1000:,.3g} TFLOP/s",
-    "kb": lambda value: f"{value:,.3g} kB",
     "number": lambda value: f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}",
     "seconds": in_seconds,
     "times": lambda value: f"{value:,.3g}x" if value < 1000 else f"{value:,.0f}x",
@@ -113,7 +111,6 @@ def _are_numbers(cells: Sequence[str]) -> bool:
     return bool(amounts) and all(re.fullmatch(r"-?[\d,.]+(e[+-]?\d+)?[%x]?( [A-Za-z/]+)?", cell) for cell in amounts)
 
 
-_CHOICE = re.compile(r"invalid choice: '?(.+?)'? \(choose from (.+)\)$")
 _UNKNOWN = re.compile(r"unrecognized arguments: (--[\w-]+)")
 
 
@@ -132,9 +129,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def with_nearest(message: str, options: Iterable[str]) -> str:
-    """Return an error of argparse, with the choice or the option that was meant."""
-    if choice := _CHOICE.search(message):
-        return message + nearest(choice[1], re.findall(r"[\w-]+", choice[2]))
-    if option := _UNKNOWN.search(message):
-        return message + nearest(option[1], options)
-    return message
+    """Return an error of argparse, with the option that was meant."""
+    option = _UNKNOWN.search(message)
+    return message + nearest(option[1], options) if option else message

@@ -22,10 +22,10 @@ from dilkit.tools.console.text import error_line
 from dilkit.tools.demo.trainer import Run, Task, Trainer, clock, judgements, rows_by_name, run_table
 from dilkit.tools.demo.transformer import TransformerBlock, scale_updates
 from dilkit.tools.report.document import Axis, Table
-from dilkit.tools.report.views import PlotView, RunReport, stored
+from dilkit.tools.report.views import PlotView, run_report, stored
 from dilkit.tools.results.rows import RowsResult
 
-TITLE, ORDERS, JUDGEMENTS = "dilkit demo --image", ("row-major", "hilbert"), 4
+TITLE, ORDERS, JUDGEMENTS, SEEDS = "dilkit demo --image", ("row-major", "hilbert"), 4, 3
 GRID, PATCH, HIDDEN, BATCH = 32, 4, 0.75, 2
 """Patches along a crop, pixels along a patch, share of hidden patches, crops in a step."""
 WIDTH, LAYERS, HEADS, PATTERN = 64, 3, 4, Pattern([64, 256, 1024], [1, 2, 4])
@@ -133,11 +133,11 @@ def run(args: argparse.Namespace) -> int:
     from matplotlib.cbook import get_sample_data
 
     path = Path(get_sample_data("grace_hopper.jpg", asfileobj=False) if args.image is True else args.image)
-    photo, seeds = load_photograph(path), [*range(args.seed, args.seed + args.seeds)]
+    photo, seeds = load_photograph(path), [*range(args.seed, args.seed + SEEDS)]
     sizes: Any = dict(seq=GRID**2, heads=HEADS, head_dim=WIDTH // HEADS, batch=BATCH)
     problem = Problem(pattern=PATTERN, device=probe("cpu"), requires_grad=True, **sizes)
     facts = dict(photo=path.name, layers=LAYERS, grid=GRID, patch=PATCH, hidden=HIDDEN, seeds=seeds)
-    minutes = args.minutes and args.minutes / (args.seeds * len(ORDERS))
+    minutes = args.minutes and args.minutes / (SEEDS * len(ORDERS))
     with Run(TITLE, args, PatchTransformer(ORDERS[0]), problem, facts) as demo:
         for seed in seeds:
             for order in ORDERS:
@@ -173,7 +173,7 @@ def made_tables(result: RowsResult) -> Iterable[Table]:
 
 
 AXES = Axis("patches in training", "number", log=False), Axis("held-out loss", "number")
-REPORT = RunReport(
+REPORT = run_report(
     TITLE, outcome, made_tables, PlotView("Held-out loss", "held out", "tokens", stored("loss"), AXES, "lines").each,
     "The loss is the mean squared error of the hidden pixels, in units of the picture's variance, on a strip down its middle, "
     "of which nothing was trained on. For one seed both models start from the same weights, and in each step see the same crops "

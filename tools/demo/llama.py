@@ -20,7 +20,7 @@ from dilkit.tools.demo.trainer import LOSS, Run, Trainer, judgements, rows_by_na
 from dilkit.tools.demo.transformer import TextTask, bits_per_byte
 from dilkit.tools.report.document import Axis, Plot, Series, Table
 from dilkit.tools.report.points import plain
-from dilkit.tools.report.views import RunReport, TableView, fact, of
+from dilkit.tools.report.views import TableView, fact, of, run_report
 from dilkit.tools.results.rows import RowsResult
 
 TITLE = "dilkit demo --llama"
@@ -97,7 +97,7 @@ def loss_plots(result: RowsResult) -> Iterable[Plot]:
     yield Plot("From there on, closer", "lines", after, (bytes_read, closer))
 
 
-REPORT = RunReport(
+REPORT = run_report(
     TITLE, outcome, made_tables, loss_plots,
     "Bits per byte are the mean over windows of {context:,} bytes of files that were never trained on. The Llama has random "
     "weights at first, and learns with transformers' own attention (sdpa). Then one copy is converted by "

@@ -1,11 +1,11 @@
-"""`dilkit demo`: a small byte-level language model of dilated attention learns from text, also over ranks."""
+"""`dilkit demo`: a small byte-level language model of dilated attention learns from text."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,21 +13,16 @@ from typing import Any
 import torch
 
 from dilkit import Pattern, Problem, explain
-from dilkit.comm import Comm
-from dilkit.comm.agreement import agree_on
 from dilkit.testing.memory import MeasureError, peak_memory
 from dilkit.testing.tensors import Tensors
-from dilkit.tools.console import rank_arguments
-from dilkit.tools.console.arguments import make_folder
-from dilkit.tools.console.interrupt import stopping
-from dilkit.tools.demo.corpus import Corpus, load_text
-from dilkit.tools.demo.trainer import LOSS, SAMPLES, Run, Trainer, clock, judgements, rows_by_name, run_table, shared_clock
-from dilkit.tools.demo.transformer import ByteTransformer, ModelConfig, SharedTextTask, TextTask, save_model, seeded_model
+from dilkit.tools.demo.corpus import load_text
+from dilkit.tools.demo.trainer import LOSS, SAMPLES, Run, Trainer, clock, judgements, rows_by_name, run_table
+from dilkit.tools.demo.transformer import ByteTransformer, ModelConfig, TextTask, save_model, seeded_model
 from dilkit.tools.measure.implementation import backend_implementations
 from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.report import views
 from dilkit.tools.report.document import Axis, Table
-from dilkit.tools.report.views import PlotView, RunReport, TableView, fact, of
+from dilkit.tools.report.views import PlotView, TableView, fact, of, run_report
 from dilkit.tools.results.rows import Row, RowsResult
 
 TITLE = "dilkit demo"
@@ -38,49 +33,31 @@ DILATED, DENSE, CACHED, AGAIN = "dilated", "dense", "with caches", "every row ag
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo that `args` describes; 0, or 130 when interrupted: then the report holds all until then."""
-    args.save = args.save or args.out / "model.pt"
-    make_folder("--out", args.out)
-    make_folder("--save", args.save.parent)
-    if args.save.is_dir():
-        raise ValueError(f"--save: {str(args.save)!r} is a folder; name a file")
-    corpus = load_text(args.text, args.context)
-    if args.comm is None:
-        return train_and_measure(args, corpus, None, float)
-    with stopping() as stop:
-        return rank_arguments.run(args, lambda comm: train_and_measure(args, corpus, comm, partial(shared_clock, comm, stop)))
-
-
-def train_and_measure(args: argparse.Namespace, corpus: Corpus, comm: Comm | None, step_clock: Callable[[float], float]) -> int:
-    """Train; without ranks, also measure dilated against dense attention, and the speed of generation."""
-    config = ModelConfig(args.context)
-    model = seeded_model(config, args.seed, comm)
+    """Train, then measure attention and generation; 0, or 130 when interrupted: the report holds all until then."""
+    if (file := args.out / "model.pt").is_dir():
+        raise ValueError(f"--out: {str(file)!r} is a folder, and the model is to be written there; name another --out")
+    corpus, config = load_text(args.text, args.context), ModelConfig(args.context)
+    model, problem = seeded_model(config, args.seed), config.problem()
     task = TextTask(model, corpus, args.context, args.seed, short_share=SHORT_SHARE)
-    if comm is not None:
-        trained_on = dict(context=args.context, steps=args.steps, minutes=args.minutes, seed=args.seed) | corpus.digests()
-        agree_on(comm, lambda: trained_on, step="what the ranks train on")
-        task = SharedTextTask(comm, model, corpus, args.context, args.seed, short_share=SHORT_SHARE)
-    problem = config.problem()
     problems = {DILATED: problem, DENSE: replace(problem, pattern=Pattern.dense())}
     facts = corpus.facts | {kind: explain(problem).picked for kind, problem in problems.items()}
     facts |= dict(minutes=args.minutes, steps=args.steps, layers=config.layers, windows=len(task.held_out))
     facts |= dict(short_window=task.short_window, short_share=SHORT_SHARE)
-    facts |= dict(transport=comm and type(comm).__name__, world_size=comm and comm.size)
-    with Run(TITLE, args, model, problem, facts, speaks=comm is None or comm.rank == 0) as demo:
-        trainer = Trainer(task, args.steps, args.minutes, step_clock)
+    with Run(TITLE, args, model, problem, facts) as demo:
+        trainer = Trainer(task, args.steps, args.minutes)
         try:
             demo.train("text", trainer, JUDGEMENTS)
         finally:
-            if demo.speaks and trainer.curve:  # an untrained model is not worth an earlier one
-                save_model(model, args.save)
-                command = f'dilkit demo --checkpoint {shlex.quote(str(args.save))} --sample "def "'
-                print(f"the model is in {args.save}; to continue a text with it: {command}", file=sys.stderr)
+            if trainer.curve:  # an untrained model is not worth an earlier one
+                save_model(model, file)
+                command = f'dilkit demo --checkpoint {shlex.quote(str(file))} --sample "def "'
+                print(f"the model is in {file}; to continue a text with it: {command}", file=sys.stderr)
         demo.facts["stage"] = "measuring"
         for measure, lengths in (
             (partial(time_attention, problems, demo.facts), [args.context * 2**i // 4 for i in range(5)]),
             (partial(time_generation, model), [args.context * 4**i // 16 for i in range(4)]),
         ):
-            for tokens in lengths if comm is None else ():
+            for tokens in lengths:
                 demo.rows += measure(tokens)
                 if demo.rows[-1].median_s > LONGEST:
                     break
@@ -100,7 +77,7 @@ def time_attention(problems: dict[str, Problem], backends: dict[str, Any], token
         except MeasureError as error:
             memory = None
             print(f"memory is not measured: {error}", file=sys.stderr)
-        yield Row(table="lengths", case=dict(tokens=tokens), who=kind, samples=timed.samples_s, values=dict(peak_bytes=memory))
+        yield Row(table="lengths", case=dict(tokens=tokens), who=kind, samples=timed.samples, values=dict(peak_bytes=memory))
 
 
 @torch.no_grad()
@@ -120,7 +97,7 @@ def time_generation(model: ByteTransformer, tokens: int) -> Iterator[Row]:
 
     samples = time_interleaved({CACHED: cached, AGAIN: lambda: model(text)}, repeats=SAMPLES, before=go_back)
     for who, calls in ((CACHED, steps), (AGAIN, 1)):
-        seconds = tuple(sample / calls for sample in samples[who].samples_s)
+        seconds = tuple(sample / calls for sample in samples[who].samples)
         yield Row(table="generation", case=dict(tokens=tokens), who=who, samples=seconds)
 
 
@@ -169,16 +146,15 @@ def made_tables(result: RowsResult) -> Iterable[Table]:
     yield from (view.made(result) for view in TABLES)
     facts = result.facts
     length = f"{facts['steps']:,} steps" if facts["steps"] else f"{facts['minutes']:g} minutes"
-    ranks = f" on {facts['world_size']} ranks ({facts['transport']})" if facts["transport"] else ""
     windows = "{short_window:,} bytes for the first {short_share:.0%} of training, then {context:,}; held out always {context:,}"
     after = [
-        ("training", f"{length}{ranks} in {facts['dtype']}, threads: {result.environment.threads}"),
+        ("training", f"{length} in {facts['dtype']}, threads: {result.environment.threads}"),
         ("windows", windows.format(**facts)),
     ]
     yield run_table(result, after)
 
 
-REPORT = RunReport(
+REPORT = run_report(
     TITLE, outcome, made_tables, lambda result: (plot for view in PLOTS for plot in view.each(result)),
     "Held-out bits per byte are the mean over {windows} windows of {context:,} bytes of files that were never trained on. "
     "Attention alone is measured forward and backward: 1 sequence, {heads} heads x {head_dim}, causal, {dtype}; dilated is the "

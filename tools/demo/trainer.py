@@ -9,6 +9,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -116,7 +117,7 @@ def shared_clock(comm: Comm, stop: threading.Event, seconds: float) -> float:
     return steps[0][0]
 
 
-class Run:
+class Run(AbstractContextManager["Run"]):
     """A block that ends with the report of its rows and facts, by the process that `speaks`, also where Ctrl-C ends it."""
 
     def __init__(
@@ -135,9 +136,6 @@ class Run:
         self.facts = facts | dict(context=problem.seq, width=problem.heads * problem.head_dim, heads=problem.heads)
         self.facts |= dict(head_dim=problem.head_dim, dtype=problem.dtype, pattern=str(problem.pattern))
         self.facts |= dict(share_of_dense=share_of_dense, parameters=sum(p.numel() for p in model.parameters()))
-
-    def __enter__(self) -> Run:
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         interrupted = isinstance(error, KeyboardInterrupt)

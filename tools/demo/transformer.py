@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import io
 import math
-import threading
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dilkit import DilatedAttention, DilatedCache, MultiheadDilatedAttention, Pattern, Problem, files
-from dilkit.comm import Comm, RingDilatedAttention, copy_from_rank, shard_cuts, sum_over_ranks
+from dilkit.comm import Comm, RingDilatedAttention
 from dilkit.device import probe
 from dilkit.tools.console.text import error_line, print_json
 from dilkit.tools.demo.corpus import MOST_BYTES, SEPARATOR, Corpus
@@ -100,14 +99,10 @@ class ByteTransformer(nn.Module):
         return logits
 
 
-SEEDED = threading.Lock()
-
-
 def seeded_model(config: ModelConfig, seed: int, comm: Comm | None = None) -> ByteTransformer:
-    """Return a model whose weights `seed` decides, also where ranks are threads, which share torch's generator."""
-    with SEEDED:
-        torch.manual_seed(seed)
-        return ByteTransformer(config, comm)
+    """Return a model whose weights `seed` decides."""
+    torch.manual_seed(seed)
+    return ByteTransformer(config, comm)
 
 
 def bits_per_byte(logits: Tensor, windows: Tensor) -> Tensor:
@@ -143,32 +138,6 @@ class TextTask(Task):
     @torch.no_grad()
     def judge(self) -> float:
         return fmean(self.loss(window[None]).item() for window in self.held_out)
-
-
-class SharedTextTask(TextTask):
-    """A text task over ranks: each of `comm` has a part of every window; weights and losses are the same on all."""
-
-    def __init__(self, comm: Comm, model: ByteTransformer, *arguments: Any, **options: Any) -> None:
-        super().__init__(model, *arguments, **options)
-        self.comm = comm
-        copy_from_rank([*model.parameters()], comm)
-
-    def loss(self, windows: Tensor) -> Tensor:
-        """Return this rank's share of the bits per byte."""
-        seq = windows.shape[1] - 1
-        start, end = shard_cuts(seq, self.comm.size, self.model.config.pattern)[self.comm.rank :][:2]
-        return super().loss(windows[:, start : end + 1]) * ((end - start) / seq)  # the byte after its rows is the last target
-
-    def backward(self, loss: Tensor) -> float:
-        torch.autograd.backward(loss)
-        total = loss.detach()
-        sum_over_ranks([total, *(p.grad for p in self.model.parameters() if p.grad is not None)], self.comm)
-        return total.item()
-
-    def judge(self) -> float:
-        bits = torch.tensor(super().judge(), dtype=torch.float64)
-        sum_over_ranks([bits], self.comm)
-        return bits.item()
 
 
 def save_model(model: ByteTransformer, path: Path) -> None:

@@ -19,7 +19,6 @@ from torch import Tensor, unflatten
 from dilkit.backends.flex.blocks import BLOCK, blocks_of, ended, listed
 from dilkit.backends.flex.pairs import counter, shown_by_several
 from dilkit.backends.sdpa.kernels import KERNELS, SdpaKernel
-from dilkit.oracle import softmax_of_count
 from dilkit.pattern import DilatedSegment, Pattern
 from dilkit.problem import Problem
 from dilkit.testing.tensors import Tensors
@@ -36,14 +35,13 @@ def dense_attention(inputs: Tensors, problem: Problem) -> Tensor:
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, **options).transpose(1, 2)
 
 
-def _branches(inputs: Tensors, problem: Problem, detached: bool = False) -> tuple[list[Tensor], list[Tensor]]:
-    """Return `out` and `lse` of each branch, in the manner of LongNet's published code.
+def _gathered(inputs: Tensors, problem: Problem) -> Tensor:
+    """Return the attention by LongNet's published procedure, the gradients of the branches' weights included.
 
     The kept rows of a branch are gathered into new tensors, attended to by one of torch's fused kernels, and scattered back.
     """
     pairs = [(min(branch.segment_length, problem.seq), branch.dilation_rate) for branch in problem.pattern.segments]
-    results = [branch_attention(*inputs.qkv, problem, length, rate) for length, rate in pairs]
-    return [out for out, _ in results], [lse.detach() if detached else lse for _, lse in results]
+    return merged(*zip(*(branch_attention(*inputs.qkv, problem, length, rate) for length, rate in pairs), strict=True))
 
 
 def merged(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> Tensor:
@@ -119,20 +117,6 @@ class _FusedWithLse(torch.autograd.Function):
         moved = (out - dout * (dlse.unsqueeze(-1) / squares).to(out.dtype)).contiguous()
         grads = kernel.backward(dout.contiguous(), q, k, v, moved, lse.contiguous(), None, is_causal, scale)
         return *grads, None, None, None
-
-
-def _detached_weights(query: Tensor, key: Tensor, value: Tensor, problem: Problem, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `out` and `lse` of the queries in `rows`: branches merged by weights that are constants to the gradient."""
-    q, k, v = (x.transpose(1, 2) for x in (query[:, rows], key, value))
-    branches = []
-    for branch in problem.pattern.segments:
-        alone = Pattern([branch.segment_length], [branch.dilation_rate], problem.pattern.offset)
-        count = alone.count_rows(rows, problem.seq, problem.heads, is_causal=problem.is_causal)
-        branches.append(softmax_of_count(q, k, v, count, problem.scale))
-    outs, lses = (torch.stack(parts) for parts in zip(*branches, strict=True))
-    lse = lses.detach().logsumexp(0)
-    weights = (lses.detach() - lse).exp().nan_to_num().unsqueeze(-1)
-    return (weights * outs).sum(0).transpose(1, 2), lse
 
 
 def _gather_refusals(problem: Problem) -> tuple[str, ...]:
@@ -213,16 +197,8 @@ _IMPLEMENTATIONS = (
     Implementation(
         "gather",
         "gather a copy per branch, torch's kernel, merge",
-        lambda inputs, problem: merged(*_branches(inputs, problem)),
+        _gathered,
         _gather_refusals,
-    ),
-    Implementation(
-        "longnet",
-        "LongNet's procedure as published: gather, torch's kernel, merge with detached weights",
-        lambda inputs, problem: merged(*_branches(inputs, problem, detached=True)),
-        _gather_refusals,
-        computes="the attention of the pattern; its gradients leave out those of the weights of the branches",
-        own_gradients=_detached_weights,
     ),
     Implementation(
         "dense",

@@ -1,4 +1,4 @@
-"""Limits of the machine: a matmul, a copy and fused multiply-adds, timed in the rounds of what they stand beside."""
+"""Limits of the machine: a matmul and fused multiply-adds, timed in the rounds of what they stand beside."""
 
 from __future__ import annotations
 
@@ -8,59 +8,49 @@ from functools import partial
 from typing import Any
 
 from dilkit.tools.measure.timing import Call, clock_of
-from dilkit.tools.results.record import Samples, Yardstick
+from dilkit.tools.results.rows import Row
 
 MATMUL_SIZE = {"cpu": 2048, "cuda": 4096}
 _MATMUL_BUDGET = 2.0
 """Seconds one matmul may take before a smaller one is measured instead."""
-COPY_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
-"""Bytes that are copied: by far more than fit into caches."""
 ROUNDS = 1 << 23
 """Multiply-adds of a thread: some ten milliseconds, so that no single disturbance decides."""
 
 
 class Ceilings:
-    """Calls to time beside others: a CPU's fused multiply-adds, and with a `dtype` also a matmul and a copy.
+    """Calls to time beside others: a CPU's fused multiply-adds, and with a `dtype` also a matmul.
 
     Multiply-adds are the CPU kernel's instructions, in registers, on as many threads as torch has when this is made; where the
-    kernel was not built there are none. `size` is the matmul's, where it is not the default.
+    kernel was not built there are none.
     """
 
-    def __init__(self, dtype: str | None = None, device: str = "cpu", size: int | None = None) -> None:
-        import torch
-
+    def __init__(self, dtype: str | None = None, device: str = "cpu") -> None:
         self.calls: dict[str, Call] = {}
-        self._amounts: dict[str, tuple[str, float, dict[str, Any]]] = {}
+        self._amounts: dict[str, tuple[float, dict[str, Any]]] = {}
         if device == "cpu" and (multiply_adds := _multiply_adds()):
-            flops, call = multiply_adds
-            self._add("fma", call, "gflops", 1e-9 * flops)
+            flops, self.calls["ceiling fma"] = multiply_adds
+            self._amounts["fma"] = flops, {}
         if dtype:
-            size, multiply = square_matmul(dtype, device, size)
-            self._add("matmul", multiply, "gflops", 2e-9 * size**3, size=size, dtype=dtype)
-            source = torch.ones(COPY_BYTES[device], dtype=torch.uint8, device=device)
-            self._add("copy", partial(torch.empty_like(source).copy_, source), "gb_per_s", 2e-9 * COPY_BYTES[device])
+            size, self.calls["ceiling matmul"] = square_matmul(dtype, device)
+            self._amounts["matmul"] = 2 * size**3, dict(size=size, dtype=dtype)
 
-    def _add(self, name: str, call: Call, rate: str, amount: float, **sizes: Any) -> None:
-        self.calls[f"ceiling {name}"] = call
-        self._amounts[name] = rate, amount, sizes
-
-    def rates(self, timed: Mapping[str, Samples]) -> dict[str, Yardstick]:
-        """Return what was reached: matmul and multiply-adds in GFLOP/s, the copy in GB/s of what is read and written."""
+    def rates(self, timed: Mapping[str, Row]) -> dict[str, Row]:
+        """Return what was reached, in GFLOP/s."""
         rates = {}
-        for name, (rate, amount, sizes) in self._amounts.items():
+        for name, (flops, sizes) in self._amounts.items():
             samples = timed[f"ceiling {name}"]
-            rates[name] = Yardstick(samples, {rate: amount / samples.median_s} | sizes)
+            rates[name] = Row(values=dict(gflops=1e-9 * flops / samples.median_s, **sizes)).timed(samples)
         return rates
 
 
-def square_matmul(dtype: str = "float32", device: str = "cpu", size: int | None = None) -> tuple[int, Call]:
-    """Return `(size, multiply)`: a matmul to time beside others, of random matrices of `size`, by default of `MATMUL_SIZE`.
+def square_matmul(dtype: str, device: str) -> tuple[int, Call]:
+    """Return `(size, multiply)`: a matmul of random matrices to time beside others, of `MATMUL_SIZE`.
 
     The size is halved until one product takes less than two seconds: half precision has no fast matmul on many CPUs.
     """
     import torch
 
-    size = size or MATMUL_SIZE.get(device, MATMUL_SIZE["cpu"])
+    size = MATMUL_SIZE.get(device, MATMUL_SIZE["cpu"])
     probe = torch.ones(size // 8, size // 8, dtype=getattr(torch, dtype), device=device)
     expected = clock_of(device)(lambda: probe @ probe, 2) / 2 * 8**3
     while expected > _MATMUL_BUDGET and size > 256:
@@ -74,8 +64,7 @@ def _multiply_adds() -> tuple[float, Call] | None:
     import torch
 
     try:
-        from dilkit.backends.native import _native
-        from dilkit.backends.native import backend as native
+        from dilkit.backends.native import _native, backend as native
 
         one = partial(_native.multiply_add, native.instruction_set(), ROUNDS)
         flops = one()

@@ -28,8 +28,6 @@ class Implementation:
     Attributes:
         computed: returns the pattern whose attention is really computed; `computes` names the function in words.
         quadratic: True if the work grows with `seq**2` whatever the pattern.
-        own_gradients: returns `out` and `lse` of the queries in some rows, in plain arithmetic, with the gradients that are
-            computed where they are not those of the attention.
         checked: implementation that is compared with the oracle in place of this one, whose function the oracle does not know.
         prepared_bytes: returns the size of what is made for a problem once, such as a mask of all pairs.
         with_lse: function that is checked in place of `attend`, and returns `lse` too.
@@ -42,14 +40,9 @@ class Implementation:
     computed: Callable[[Pattern], Pattern] = lambda pattern: pattern
     quadratic: bool = False
     computes: str = "the attention of the pattern"
-    own_gradients: Callable[[Tensor, Tensor, Tensor, Problem, Tensor], tuple[Tensor, Tensor]] | None = None
     checked: Implementation | None = None
     prepared_bytes: Callable[[Problem], int] = lambda problem: 0
     with_lse: Callable[[Tensors, Problem], tuple[Tensor, Tensor]] | None = None
-
-    def differs(self, problem: Problem) -> bool:
-        """True if it computes another function than the attention of the problem's pattern."""
-        return (self.own_gradients is not None and problem.requires_grad) or self.computed(problem.pattern) != problem.pattern
 
     def once(self, inputs: Tensors, problem: Problem) -> Any:
         """Make one whole call: forward, and backward too where the problem asks for gradients."""

@@ -11,7 +11,7 @@ from dilkit.problem import Problem
 from dilkit.testing.accuracy import Check, Results, differentiated, expected, shortened
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.measure.implementation import BACKWARD_FLOPS
-from dilkit.tools.results.record import Entry, Samples
+from dilkit.tools.results.rows import Row
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +27,6 @@ class RanksCall:
     problem: Problem
     schedule: str = "auto"
     fuse_branches: bool = True
-    backend: tuple[str, ...] | None = None
     keep: str = "rows"
 
     @property
@@ -60,7 +59,7 @@ class RanksCall:
 
         p = self.problem
         options: dict[str, Any] = dict(is_causal=p.is_causal, key_padding_mask=mask, scale=p.scale, return_lse=True)
-        options |= dict(schedule=self.schedule, fuse_branches=self.fuse_branches, backend=self.backend, keep=self.keep)
+        options |= dict(schedule=self.schedule, fuse_branches=self.fuse_branches, keep=self.keep)
         out, lse = ring_dilated_attention(query, key, value, p.pattern, self.comm, **options)
         return out, lse
 
@@ -105,12 +104,14 @@ class RanksCall:
         return gather_values(self.comm, checks)[0]
 
 
-def judged(checks: tuple[Check, ...], counted: Mapping[str, Sequence[int]], time: Samples | None = None) -> Entry:
+def judged(checks: tuple[Check, ...], counted: Mapping[str, Sequence[int]], time: Row | None = None) -> Row:
     """The entry of a call over ranks; without a time if a check failed or other bytes were `counted` than planned."""
     wrong = [check.complaint for check in checks if not check.passed]
     if counted and counted["sent_bytes"] != counted["planned_bytes"]:
         wrong.append(f"bytes sent by rank: {counted['sent_bytes']}; the plan says {counted['planned_bytes']}")
-    return Entry(verdict="wrong", reasons=tuple(wrong), check=checks) if wrong else Entry(check=checks, time=time)
+    if wrong:
+        return Row(verdict="wrong", reasons=tuple(wrong), checks=checks)
+    return Row(checks=checks).timed(time) if time else Row(checks=checks)
 
 
 def plan_of(problem: Problem, ranks: int, schedule: str = "auto", fuse_branches: bool = True, keep: str = "rows") -> ExchangePlan:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dilkit.tools.results.record import Samples
+from dilkit.tools.results.rows import Row
 
 Call = Callable[[], Any]
 Clock = Callable[[Call, int], float]
@@ -22,7 +22,7 @@ def time_interleaved(
     device: str = "cpu",
     clock: Clock | None = None,
     before: Call | None = None,
-) -> dict[str, Samples]:
+) -> dict[str, Row]:
     """Time `functions` in rounds A B A B ...
 
     Each is called `warmup` times untimed, then gives one sample a round for `repeats` rounds. A sample lasts at least about
@@ -30,7 +30,7 @@ def time_interleaved(
     `before` is called, untimed, before every sample: with it a sample has to be one call, without a `min_time`.
 
     >>> samples = time_interleaved({"sum": lambda: sum(range(1000)), "max": lambda: max(range(1000))}, repeats=3)
-    >>> {name: len(times.samples_s) for name, times in samples.items()}
+    >>> {name: len(times.samples) for name, times in samples.items()}
     {'sum': 3, 'max': 3}
     """
     clock = clock or clock_of(device)
@@ -45,7 +45,7 @@ def time_interleaved(
             if before is not None:
                 before()
             seconds[name].append(clock(function, calls[name]) / calls[name])
-    return {name: Samples.of(samples, calls[name]) for name, samples in seconds.items()}
+    return {name: Row(samples=tuple(samples), calls=calls[name]) for name, samples in seconds.items()}
 
 
 def clock_of(device: str) -> Clock:
@@ -54,7 +54,6 @@ def clock_of(device: str) -> Clock:
 
 
 def _calls_lasting(function: Call, min_time: float, clock: Clock) -> int:
-    """Return the number of calls of `function` that last `min_time` seconds; 1, without calling it, where that is 0."""
     calls = 1
     while min_time > 0 and (seconds := clock(function, calls)) < min_time:
         calls = max(calls + 1, min(10 * calls, round(1.2 * calls * min_time / max(seconds, 1e-9))))

@@ -48,11 +48,10 @@ class Axis:
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot of kind "lines" (points joined), "points" (not joined), "bars" (lying, one a label, `mark` the line to beat) or
-    "spans" (stretches from `low` to `high`, which is `y`, in a row for each label; later series cover earlier ones)."""
+    """A plot of kind "lines" (points joined), "points" (not joined) or "bars" (lying, one a label, `mark` the line to beat)."""
 
     title: str
-    kind: Literal["lines", "points", "bars", "spans"]
+    kind: Literal["lines", "points", "bars"]
     series: tuple[Series, ...]
     axes: tuple[Axis, Axis]
     mark: float | None = None

@@ -9,8 +9,8 @@ from pathlib import Path
 from dilkit.tools.report import picture, registry, terminal
 from dilkit.tools.report.markdown import document_markdown
 from dilkit.tools.results.decode import encode
+from dilkit.tools.results.environment import Result
 from dilkit.tools.results.file import write_result, write_text
-from dilkit.tools.results.record import Result
 
 
 def publish(result: Result, folder: Path, stem: str, title: str, as_json: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dilkit.tools.results.record import Environment, Result
+from dilkit.tools.results.environment import Environment, Result
 
 
 def revision(where: Environment) -> str:

@@ -27,8 +27,6 @@ INK, PALE, FAINT, BACK = "#222222", "#6f6f6f", "#dddddd", "#fefefe"
 MARKERS = "osD^v"
 DASHES = ((5, 2), (1, 1.5), (6, 2, 1, 2))
 """Dashes of series that are no measurements, in turns: on and off, in widths of the line."""
-LYING = ("bars", "spans")
-"""Kinds of plots that have a row for each label."""
 WIDTH = 4.4
 """Inches. A phone shows that at its natural size, so that texts can be read."""
 LETTERS = 62
@@ -97,8 +95,7 @@ def save(figure: Any, file: Path, **options: Any) -> None:
 
 
 def _drawable(plot: Plot) -> Plot:
-    """Return the plot without values that its logarithmic axes cannot show."""
-    x, y = (axis.log and plot.kind not in LYING for axis in plot.axes)
+    x, y = (axis.log and plot.kind != "bars" for axis in plot.axes)
     able = [
         replace(one, points=tuple(p for p in one.points if not (x and float(p.x) <= 0) and not (y and p.low <= 0)))
         for one in plot.series
@@ -118,10 +115,9 @@ def _height(plot: Plot) -> float:
     """Return inches: for as many bars as there are, and a line of legend for every series."""
     named = len(plot.series) if len(plot.series) > 1 else 0
     legend = 0.17 * -(-named // _legend_columns(plot))
-    if plot.kind not in LYING:
+    if plot.kind != "bars":
         return 2.7 + legend
-    bars = len(plot.series) if plot.kind == "bars" else 1
-    return 0.75 + legend + len(_labels(plot)) * (0.07 + 0.17 * bars)
+    return 0.75 + legend + len(_labels(plot)) * (0.07 + 0.17 * len(plot.series))
 
 
 def _legend_columns(plot: Plot) -> int:
@@ -130,13 +126,12 @@ def _legend_columns(plot: Plot) -> int:
 
 
 def _draw(figure: Any, plot: Plot, title: str = "") -> None:
-    """Draw a plot into a figure, or into a part of one, below its title."""
     axes = figure.subplots()
     axes.set_facecolor("none")
-    {"bars": _bars, "spans": _spans}.get(plot.kind, _lines)(axes, plot)
+    (_bars if plot.kind == "bars" else _lines)(axes, plot)
     axes.spines[:].set_visible(False)
     axes.tick_params(which="both", length=0, colors=INK, labelsize=8.5)
-    axes.grid(axis="x" if plot.kind in LYING else "both", color=FAINT, linewidth=0.8)
+    axes.grid(axis="x" if plot.kind == "bars" else "both", color=FAINT, linewidth=0.8)
     axes.set_axisbelow(True)
     if len(plot.series) > 1:
         handles = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
@@ -168,7 +163,6 @@ def _lines(axes: Any, plot: Plot) -> None:
 
 
 def _reach(points: Sequence[Point]) -> list[list[float]] | None:
-    """Return the reach of intervals below and above; None where there are none."""
     if all(p.low == p.high for p in points):
         return None
     return [[max(p.y - p.low, 0.0) for p in points], [max(p.high - p.y, 0.0) for p in points]]
@@ -187,25 +181,12 @@ def _bars(axes: Any, plot: Plot) -> None:
         for y, p in zip(places, series.points, strict=True):
             place = dict(xytext=(4, 0), textcoords="offset points", va="center", fontsize=8, color=INK, bbox=behind)
             axes.annotate(UNITS[plot.axes[1].unit](p.y), (max(p.high, p.y, foot), y), **place)
-    _name_rows(axes, labels)
+    axes.set_yticks(range(len(labels)), [textwrap.fill(label, LABEL_LETTERS) for label in labels])
+    axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.set_xlim(*ends)
     scale(axes, "x", replace(plot.axes[1], log=foot > 0), [], most=4)
     if plot.mark is not None:
         axes.axvline(plot.mark, color=INK, linewidth=1)
-
-
-def _spans(axes: Any, plot: Plot) -> None:
-    labels = _labels(plot)
-    for i, series in enumerate(plot.series):
-        rows, widths, lows = zip(*((labels.index(str(p.x)), p.high - p.low, p.low) for p in series.points), strict=True)
-        axes.barh(rows, widths, left=lows, height=0.7, color=COLORS[i % len(COLORS)], label=str(i))
-    _name_rows(axes, labels)
-    scale(axes, "x", plot.axes[1], [], most=4)
-
-
-def _name_rows(axes: Any, labels: Sequence[str]) -> None:
-    axes.set_yticks(range(len(labels)), [textwrap.fill(label, LABEL_LETTERS) for label in labels])
-    axes.set_ylim(len(labels) - 0.5, -0.5)
 
 
 def scale(axes: Any, name: str, axis: Axis, ticks: list[float], most: int = MOST_TICKS) -> None:

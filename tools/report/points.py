@@ -1,11 +1,12 @@
-"""Points and series of plots, made of samples; notes with their places."""
+"""Points and series of plots, made of samples."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from statistics import median
 
 from dilkit.tools.report.document import Point, Series
-from dilkit.tools.results.statistics import median_interval, middle, ratio, ratio_interval
+from dilkit.tools.results.statistics import median_interval, ratio, ratio_interval
 
 
 def plain(x: float | str, y: float) -> Point:
@@ -15,13 +16,7 @@ def plain(x: float | str, y: float) -> Point:
 
 def sampled(x: float | str, samples: Sequence[float]) -> Point:
     """Return the median of `samples`, with its bootstrap interval."""
-    return Point(x, middle(samples), *median_interval(samples))
-
-
-def rate(x: float | str, amount: float, samples: Sequence[float]) -> Point:
-    """Return `amount` over the median of `samples`, which are times, with the interval that follows from theirs."""
-    low, high = median_interval(samples)
-    return Point(x, amount / middle(samples), amount / high, amount / low)
+    return Point(x, median(samples), *median_interval(samples))
 
 
 def speed_up(label: str, slow: Sequence[float], fast: Sequence[float]) -> Point:
@@ -32,11 +27,3 @@ def speed_up(label: str, slow: Sequence[float], fast: Sequence[float]) -> Point:
 def series_of(points: Mapping[str, Sequence[Point]]) -> tuple[Series, ...]:
     """Return a series for each name."""
     return tuple(Series(name, tuple(of_name)) for name, of_name in points.items())
-
-
-def grouped(notes: Iterable[tuple[str, str]], places: str = "({})") -> list[str]:
-    """Return each note once, with all its places."""
-    by_note: dict[str, list[str]] = {}
-    for note, place in notes:
-        by_note.setdefault(note, []).append(place)
-    return [f"{note} {places.format(', '.join(dict.fromkeys(where)))}" for note, where in by_note.items()]

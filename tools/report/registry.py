@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from dilkit.checks import visible
-from dilkit.tools.bench.suites import SUITES
+from dilkit.tools.bench.suites import SUITES, suite
 from dilkit.tools.report.document import Document, Section
+from dilkit.tools.results.environment import Result
 from dilkit.tools.results.file import ResultError, read_json, read_result
-from dilkit.tools.results.record import Result
 from dilkit.tools.results.rows import RowsResult
 
 KINDS = {f"suite-{name}": f"bench.suites.{name}" for name in SUITES} | {
-    "suite-seeds": "bench.workloads.seeds_report",
     "suite-gpu-day": "bench.suites.gpu_day",
     "bench": "bench.one_pattern",
-    "bench-ranks": "bench.over_ranks",
+    "bench-ranks": "bench.one_pattern:RANKS",
     "overhead": "bench.overhead",
     "demo": "demo.text",
     "demo-image": "demo.image",
@@ -29,24 +29,29 @@ KINDS = {f"suite-{name}": f"bench.suites.{name}" for name in SUITES} | {
     "costs": "bench.suites.costs",
     "finetune-slide": "commands.finetune_slide",
 }
-"""The module below `dilkit.tools` of each, in the order in which docs/measurements.md lists them: with a `REPORT`, or with a
-`RECORD` and functions `document` and `sentence`."""
+"""The module below `dilkit.tools` of each, in the order in which docs/measurements.md lists them: with a `REPORT`, or
+what the colon is before, or with a `RECORD` and functions `document` and `sentence`."""
 
 
 def words(kind: str) -> Any:
     """Return what has the functions `document` and `sentence` of results of this kind."""
-    module = import_module(f"dilkit.tools.{KINDS[kind]}")
-    return getattr(module, "REPORT", module)
+    place, _, name = KINDS[kind].partition(":")
+    module = import_module(f"dilkit.tools.{place}")
+    return getattr(module, name or "REPORT", module)
 
 
 def read(path: Path) -> Result:
-    """Return the result in `path`. Raises `ResultError`."""
+    """Return the result in `path`, without figures that its suite no longer has. Raises `ResultError`."""
     data = read_json(path)
     name = data["kind"]
     if name not in KINDS:
         raise ResultError(path, f"a result of kind {name[:40]!r}; known are {', '.join(KINDS)}")
     record: type[Result] = getattr(words(name), "RECORD", RowsResult)
-    return read_result(path, record, name)
+    result = read_result(path, record, name)
+    if isinstance(result, RowsResult) and result.suite in SUITES:
+        known = {target.name for target in suite(result.suite).TARGETS}
+        result = replace(result, figures=tuple(figure for figure in result.figures if figure.name in known))
+    return result
 
 
 def document_of(*paths: Path) -> Document:

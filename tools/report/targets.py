@@ -16,28 +16,11 @@ number = UNITS["number"]
 """Three digits of a number, or the whole ones."""
 
 
-def figure_table(figures: Sequence[Figure], columns: Sequence[str] = ()) -> Table:
-    """Return every figure with its limits, its values and its verdict.
-
-    `columns` names values that have a column each, such as head_dim; without them all values, or the worst, stand in one.
-    """
+def figure_table(figures: Sequence[Figure]) -> Table:
+    """Return every figure with its limits, its values, or the worst of many, and its verdict."""
     limits = ("must", "aim") if any(figure.aim is not None for figure in figures) else ("must",)
-    rows = []
-    for figure in figures:
-        values = [_shown(figure, figure.values.get(name.split()[-1])) for name in columns] or [_listed(figure)]
-        rows.append((figure.name, *(_limit(figure, name) for name in limits), *values, figure.verdict))
-    return Table(TITLE, ("figure", *limits, *(columns or ("measured",)), "verdict"), tuple(rows))
-
-
-def machine_table(machines: Mapping[str, Sequence[Figure]], note: str) -> Table:
-    """Return every figure with its limits; a column for each machine has the worst value with its verdict."""
-    columns = [{figure.name: figure for figure in figures} for figures in machines.values()]
-    every = {name: figure for column in columns for name, figure in column.items()}
-    rows = []
-    for name, figure in every.items():
-        cells = [_judged(column.get(name)) for column in columns]
-        rows.append((name, _limit(figure, "must"), _limit(figure, "aim"), *cells))
-    return Table(TITLE, ("figure", "must", "aim", *machines), tuple(rows), note)
+    rows = tuple((one.name, *(limit(one, name) for name in limits), _listed(one), one.verdict) for one in figures)
+    return Table(TITLE, ("figure", *limits, "measured", "verdict"), rows)
 
 
 def suite_sentence(result: RowsResult, words: Mapping[str, str], where: str = "") -> str:
@@ -51,24 +34,19 @@ def suite_sentence(result: RowsResult, words: Mapping[str, str], where: str = ""
     return placed(result, "; ".join([*parts, ", ".join([f"{met} of {len(verdicts)} targets met", *missed])]), where)
 
 
-def _judged(figure: Figure | None) -> str:
-    if figure is None or not figure.values:
-        return figure.verdict if figure else "not measured"
-    return f"{_worst_first(figure)[0]}: {figure.verdict}"
-
-
 def _listed(figure: Figure) -> str:
-    shown = _worst_first(figure)
+    shown = worst_first(figure)
     return ", ".join(shown if len(shown) <= SHOWN else [f"{shown[0]}, the worst of {len(shown)}"]) or "-"
 
 
-def _worst_first(figure: Figure) -> list[str]:
+def worst_first(figure: Figure) -> list[str]:
     """Return all values, each with its case."""
     values = sorted(figure.values.items(), key=lambda item: item[1], reverse=figure.lower)
     return [f"{_shown(figure, value)}{f' ({what})' * bool(what)}" for what, value in values]
 
 
-def _limit(figure: Figure, name: str) -> str:
+def limit(figure: Figure, name: str) -> str:
+    """Return a limit in words, "-" where there is none."""
     value = getattr(figure, name)
     return "-" if value is None else f"{'at most' if figure.lower else 'at least'} {_shown(figure, value)}"
 

@@ -1,31 +1,26 @@
 """Tables and plots of a suite as data: which rows, what stands in the columns, what is drawn.
 
-    REPORT = Report(
-        place="{device_name}, {thread_count} threads",
-        tables=(TableView("Windows", "windows", (fact("what"), WHO, TIME, over("dilkit"))),),
-        plots=(PlotView("Time of a window", "windows", "{what}"),),
-        method="Medians of samples taken in turns.",
-    )
-
-`Report.document` makes the document of a result, which the renderers turn into text, Markdown, HTML and pictures.
+REPORT = Report(
+    place="{device_name}, {thread_count} threads",
+    tables=(TableView("Windows", "windows", (fact("what"), WHO, TIME, over("dilkit"))),),
+    plots=(PlotView("Time of a window", "windows", "{what}"),),
+    method="Medians of samples taken in turns.",
+)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from dilkit.tools.console.text import UNITS, in_seconds
 from dilkit.tools.report.document import Axis, Document, Plot, Point, Table, plots, tables
 from dilkit.tools.report.headline import place, placed, revision
-from dilkit.tools.report.points import plain, rate, sampled, series_of, speed_up
-from dilkit.tools.report.targets import figure_table, machine_table, number, suite_sentence
+from dilkit.tools.report.points import plain, sampled, series_of, speed_up
+from dilkit.tools.report.targets import figure_table, number, suite_sentence
 from dilkit.tools.results.rows import YARDSTICKS, CaseRows, Row, RowsResult
 
-T = TypeVar("T")
-MOST_POINTS = 200
-"""Points of a curve that are drawn: a step more or less is not seen."""
 Measure = Callable[[Row, CaseRows], Point | None]
 """The point of a row: its value with its interval; None where it has none. `x` is filled in by the plot."""
 
@@ -84,11 +79,6 @@ OF_MATMUL = Column(
 def time(row: Row, case: CaseRows) -> Point | None:
     """Return the median time with its interval."""
     return sampled("", row.samples) if row.samples else None
-
-
-def gflops(row: Row, case: CaseRows) -> Point | None:
-    """Return the nominal rate in GFLOP/s with its interval."""
-    return rate("", row.values["flops"] / 1e9, row.samples) if row.samples and row.values.get("flops") else None
 
 
 def stored(name: str) -> Measure:
@@ -218,9 +208,8 @@ class Report:
         tables, plots: views, or functions that make several; tables stand behind that of figures.
         sentences: by name of a figure, the words that docs/measurements.md has for its worst value.
         notes: further lines, behind those on implementations that were not measured.
-        figure_columns: values of figures with a column each, such as "head_dim 64".
         summary: function that writes the sentence, of a result that has no figures. `summary_first`: the page begins with it.
-        side_by_side: results of several machines are shown together, with `figure_note`; rows then have the fact "machine".
+        command: that of a run whose headline is the summary behind it, and where it ran, in two lines.
     """
 
     place: str
@@ -229,40 +218,42 @@ class Report:
     method: str = ""
     sentences: Mapping[str, str] = field(default_factory=dict)
     notes: Callable[[RowsResult], Iterable[str]] = lambda result: ()
-    figure_columns: tuple[str, ...] = ()
     packages: str = "torch {torch}"
     subject: tuple[str, ...] = ()
     summary: Callable[[RowsResult], str] | None = None
     summary_first: bool = False
-    side_by_side: bool = False
-    figure_note: str = ""
+    command: str = ""
 
     def document(self, *results: RowsResult) -> Document:
-        """Return the document of a result; of several, if they are of machines side by side."""
-        shown, figures = results[0], figure_table(results[0].figures, self.figure_columns)
-        if self.side_by_side:
-            figures = machine_table({one.machine: one.figures for one in results}, self.figure_note)
-            pairs = [(dict(machine=one.machine), row) for one in results for row in one.rows]
-            shown = replace(shown, rows=tuple(replace(row, case=machine | row.case) for machine, row in pairs))
+        """Return the document of a result."""
+        return self.made(results[0], figure_table(results[0].figures))
+
+    def made(self, result: RowsResult, figures: Table) -> Document:
+        """Return the document of a result, with this table of its figures."""
         return Document(
-            headline=tuple(line for one in results for line in self._headline(one)),
-            tables=tables(figures, *(table for view in self.tables for table in _made(view, shown))),
-            plots=plots(*(plot for view in self.plots for plot in _made(view, shown))),
-            notes=tuple(
-                f"{one.machine}: {note}" if self.side_by_side else note
-                for one in results
-                for note in (*not_measured(one), *self.notes(one))
-            ),
-            method=self.method.format(**_run_facts(shown)),
+            headline=self.headline(result),
+            tables=tables(figures, *(table for view in self.tables for table in _made(view, result))),
+            plots=plots(*(plot for view in self.plots for plot in _made(view, result))),
+            notes=self.all_notes(result),
+            method=self.method.format(**_run_facts(result)),
         )
 
-    def sentence(self, *results: RowsResult) -> str:
-        """Return the sentence on docs/measurements.md; one for each machine."""
-        if self.summary:
-            return self.summary(results[0])
-        return " ".join(suite_sentence(one, self.sentences, one.machine * self.side_by_side) for one in results)
+    def all_notes(self, result: RowsResult) -> tuple[str, ...]:
+        """Return notes on implementations that were not measured, then further ones."""
+        return (*(not_measured(result) if not self.command else ()), *self.notes(result))
 
-    def _headline(self, result: RowsResult) -> tuple[str, ...]:
+    def sentence(self, *results: RowsResult) -> str:
+        """Return the sentence on docs/measurements.md."""
+        if self.summary:
+            outcome = self.summary(results[0])
+            return placed(results[0], outcome) if self.command else outcome
+        return suite_sentence(results[0], self.sentences)
+
+    def headline(self, result: RowsResult) -> tuple[str, ...]:
+        """Return the lines on what was measured, where, and when."""
+        if self.summary and self.command:
+            lacking = [f"INTERRUPTED while {result.facts.get('stage')}: this is what there was by then"] * result.interrupted
+            return (f"{self.command}: {self.summary(result)}", place(result), *lacking)
         versions = f"{self.packages}, dilkit {{dilkit}}{revision(result.environment)}, {result.date}"
         lines = [template.format(**_run_facts(result)) for template in (*self.subject, self.place, versions)]
         if self.summary and self.summary_first:
@@ -296,7 +287,6 @@ def _made(view: Any, result: RowsResult) -> Iterable[Any]:
 
 
 def _rows(result: RowsResult, view: TableView | PlotView) -> Iterator[tuple[Row, CaseRows]]:
-    """Yield the rows of a view with their cases, yardsticks left out."""
     for case in result.cases(*([view.of] if isinstance(view.of, str) else view.of), **view.where):
         for who, row in case.rows.items():
             if who not in YARDSTICKS and (not view.who or who in view.who):
@@ -307,41 +297,16 @@ def _facts(row: Row) -> dict[str, Any]:
     return row.case | row.values | dict(who=row.who)
 
 
-@dataclass(frozen=True)
-class RunReport:
-    """The report of a run that trains or judges: its `command`, such as "dilkit demo", and functions of its result.
+def run_report(
+    command: str,
+    outcome: Callable[[RowsResult], str],
+    tables: Callable[[RowsResult], Iterable[Table]],
+    plots: Callable[[RowsResult], Iterable[Plot]],
+    method: str,
+    notes: Callable[[RowsResult], Iterable[str]] = lambda result: (),
+) -> Report:
+    """Return the report of a run that trains or judges: its `command`, such as "dilkit demo", and functions of its result.
 
     `outcome` returns the sentence of the headline and of docs/measurements.md.
     """
-
-    command: str
-    outcome: Callable[[RowsResult], str]
-    tables: Callable[[RowsResult], Iterable[Table]]
-    plots: Callable[[RowsResult], Iterable[Plot]]
-    method: str
-    notes: Callable[[RowsResult], Iterable[str]] = lambda result: ()
-
-    def document(self, result: RowsResult) -> Document:
-        """Return the document of `result`; an interrupted run says so in its headline."""
-        lacking = [f"INTERRUPTED while {result.facts.get('stage')}: this is what there was by then"] * result.interrupted
-        return Document(
-            headline=(f"{self.command}: {self.outcome(result)}", place(result), *lacking),
-            tables=tables(*self.tables(result)),
-            plots=plots(*self.plots(result)),
-            notes=tuple(self.notes(result)),
-            method=self.method.format(**result.facts),
-        )
-
-    def sentence(self, result: RowsResult) -> str:
-        """Return the sentence on docs/measurements.md."""
-        return placed(result, self.outcome(result))
-
-
-def thinned(items: Sequence[T], most: int = MOST_POINTS) -> tuple[T, ...]:
-    """Return at most `most` of the items in equal steps, and the last one.
-
-    >>> thinned(range(10), 4)
-    (0, 3, 6, 9)
-    """
-    step = -(-len(items) // most) or 1
-    return (*items[::step], *(items[-1:] if (len(items) - 1) % step else ()))
+    return Report("", (tables,), (plots,), method, notes=notes, command=command, summary=outcome)

@@ -1,17 +1,54 @@
-"""The environment that a result was measured in: device, versions, and the revision of the checkout."""
+"""What every result has, and the environment that it was measured in. Times are in seconds, memory is in bytes."""
 
 from __future__ import annotations
 
 import platform
 import subprocess
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
+from typing import ClassVar
 
 import dilkit
 from dilkit.device import Device, probe
 from dilkit.threads import usable_cores
-from dilkit.tools.results.record import Environment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """Facts on which a figure depends besides the problem."""
+
+    device: str
+    device_name: str
+    features: tuple[str, ...] = ()
+    memory_bytes: int | None = None
+    capability: str | None = None
+    cuda: str | None = None
+    cpu: str
+    cores: int
+    threads: int
+    system: str
+    python: str
+    torch: str
+    numpy: str
+    dilkit: str
+    git_revision: str | None
+    git_dirty: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """The result of one run of a command: one JSON file. Files of another schema are refused."""
+
+    KIND: ClassVar[str]
+    SCHEMA: ClassVar[int] = 1
+
+    schema: int = 1
+    kind: str
+    command: str
+    date: str
+    environment: Environment
 
 
 def now() -> str:

@@ -12,8 +12,7 @@ from dilkit import files
 from dilkit.checks import visible
 from dilkit.device import Device
 from dilkit.tools.results.decode import DecodeError, decode, encode
-from dilkit.tools.results.environment import environment, now
-from dilkit.tools.results.record import Result
+from dilkit.tools.results.environment import Result, environment, now
 
 R = TypeVar("R", bound=Result)
 

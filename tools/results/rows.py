@@ -1,25 +1,20 @@
 """The result of a run as flat rows: one row for each implementation in each case.
 
-    {"table": "windows", "case": {"what": "causal"}, "who": "dilkit", "samples": [0.31, 0.30], "values": {"flops": 6.8e10}}
-
-`rows_of` makes rows of what was measured, `cases_of` groups rows by their case again.
+{"table": "windows", "case": {"what": "causal"}, "who": "dilkit", "samples": [0.31, 0.30], "values": {"flops": 6.8e10}}
 """
 
 from __future__ import annotations
 
-import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from dilkit.testing.accuracy import Check
-from dilkit.tools.results.record import Entry, Measurement, Result
+from dilkit.testing.check import Check
+from dilkit.tools.results.environment import Result
 
 NOTHING: Mapping[str, Any] = {}
 YARDSTICKS = ("matmul", "copy", "fma")
-VALUES = ("flops", "peak_bytes", "memory_bytes", "forward_peak_bytes", "memory_note")
-"""Fields of an entry that a row keeps among its values, where they are known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,14 +22,17 @@ class Row:
     """One implementation, or one of `YARDSTICKS`, in one case.
 
     Attributes:
-        table: group of cases with the same facts, such as "windows".
+        table: group of cases with the same facts, such as "windows"; `rows_of` fills it, `case` and `who` in.
         case: facts that identify the case within its table, such as `{"what": "causal", "seq": 32768}`.
-        verdict: "measured", "absent", "refused", "skipped", "wrong" or "failed", with its `reasons`.
+        verdict: "measured", "absent" (not installed), "refused", "skipped" (over the budget), "wrong" (a check failed) or
+            "failed" (raised), with its `reasons`. Only a measured one has samples.
         samples: seconds a call, in the order taken; a sample is the mean over `calls` calls.
-        values: all other facts by name: numbers such as `flops` and `peak_bytes`, texts such as `problem`.
+        values: all other facts by name. `flops`: the nominal ones of what is computed; `peak_bytes`: beyond the inputs, while
+            `memory_bytes` count them too, or a `memory_note`; `differs`: another function that is computed, and how far it is
+            from the pattern's attention; texts such as `problem`.
     """
 
-    table: str
+    table: str = ""
     case: dict[str, Any] = field(default_factory=dict)
     who: str = ""
     verdict: str = "measured"
@@ -47,6 +45,14 @@ class Row:
     def __post_init__(self) -> None:
         if self.samples and min(self.samples) <= 0:
             raise ValueError(f"samples: {min(self.samples)} s; all must be positive")
+
+    def timed(self, time: Row) -> Row:
+        """Return the row with the samples of another."""
+        return replace(self, samples=time.samples, calls=time.calls)
+
+    def knowing(self, **values: Any) -> Row:
+        """Return the row with more values, but for those that are None."""
+        return replace(self, values=self.values | {name: value for name, value in values.items() if value is not None})
 
     @property
     def median_s(self) -> float:
@@ -65,6 +71,9 @@ class Row:
     def gflops(self) -> float:
         """Nominal rate: `flops` over the median, in GFLOP/s."""
         return float(self.values.get("flops") or 0.0) / self.median_s / 1e9
+
+
+Entries = dict[str, Row]
 
 
 @dataclass(frozen=True)
@@ -131,24 +140,9 @@ class RowsResult(Result):
     facts: dict[str, Any] = field(default_factory=dict)
     rows: tuple[Row, ...] = ()
 
-    @property
-    def machine(self) -> str:
-        """Device, and the instruction sets if the fact `code` names them, such as "AMD EPYC, avx2"."""
-        device = re.sub(r"\((R|TM)\)| CPU| Processor", "", self.environment.device_name)
-        return ", ".join(filter(None, (device, self.facts.get("code"))))
-
     def cases(self, *tables: str, **facts: Any) -> list[CaseRows]:
         """Return the cases of these tables, or of all, that have these facts; in the order measured."""
         return cases_of(self.rows, *tables, **facts)
-
-    def problem_facts(self) -> dict[str, str]:
-        return {name: str(value) for name, value in self.facts.items() if isinstance(value, str | int | float)}
-
-    def measurements(self) -> Iterator[Measurement]:
-        for row in self.rows:
-            if row.samples:
-                place = ", ".join(f"{name} {value}" for name, value in row.case.items())
-                yield Measurement(f"{row.table}, {place}: {row.who}", row.samples, yardstick=row.who in YARDSTICKS)
 
 
 def cases_of(rows: Iterable[Row], *tables: str, **facts: Any) -> list[CaseRows]:
@@ -170,18 +164,10 @@ def rows_of(
     table: str, case: Mapping[str, Any], measured: Mapping[str, Any], values: Mapping[str, Mapping[str, Any]] = NOTHING
 ) -> list[Row]:
     """Return the rows of one case as it was measured (`CaseFields`), with more `values` of each implementation, by name."""
-    rows = []
-    for name in YARDSTICKS:
-        if one := measured.get(name):
-            samples = dict(samples=one.time.samples_s, calls=one.time.calls_per_sample)
-            rows.append(Row(table=table, case=dict(case), who=name, values=one.values, **samples))
-    return rows + [row_of(table, case, who, entry, **values.get(who, {})) for who, entry in measured["entries"].items()]
+    rows = {name: measured[name] for name in YARDSTICKS if measured.get(name)} | measured["entries"]
+    return [row_of(table, case, who, row, **values.get(who, {})) for who, row in rows.items()]
 
 
-def row_of(table: str, case: Mapping[str, Any], who: str, entry: Entry, **values: Any) -> Row:
-    """Return the row of one implementation, with more `values`."""
-    known = {name: value for name in VALUES if (value := getattr(entry, name)) is not None}
-    return Row(
-        table=table, case=dict(case), who=who, verdict=entry.verdict, reasons=entry.reasons, checks=entry.check,
-        samples=entry.seconds, calls=entry.time.calls_per_sample if entry.time else 1, values=known | values,
-    )  # fmt: skip
+def row_of(table: str, case: Mapping[str, Any], who: str, row: Row, **values: Any) -> Row:
+    """Return the row of one implementation in its place, with more `values`."""
+    return replace(row, table=table, case=dict(case), who=who, values=row.values | values)

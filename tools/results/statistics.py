@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -36,23 +35,9 @@ def ratio_interval(above: Sequence[float], below: Sequence[float]) -> Interval:
     return _between(over / under)
 
 
-def middle(samples: Sequence[float]) -> float:
-    """Return the median."""
-    return float(np.median(samples))
-
-
 def ratio(above: Sequence[float], below: Sequence[float]) -> float:
     """Return median(above) / median(below)."""
-    return middle(above) / middle(below)
-
-
-def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """Return the slope of the least-squares line through (log size, log value), of two different sizes at least.
-
-    >>> exponent([1, 2, 4], [5.0, 20.0, 80.0])
-    2.0
-    """
-    return statistics.linear_regression([math.log(size) for size in sizes], [math.log(value) for value in values]).slope
+    return statistics.median(above) / statistics.median(below)
 
 
 def _medians(samples: Sequence[float], seed: int) -> Any:

@@ -1,25 +1,24 @@
-"""Tables of backends: limits, and the automatic choice on each kind of device."""
+"""Tables of backends: limits, and the automatic choice on each GPU generation."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
 from unittest import mock
 
 from dilkit import Pattern, backend, registry
 from dilkit.backend import COUNT, Backend, Limits
 from dilkit.device import GENERATIONS, Device
-from dilkit.pattern.lowering import FORMS, Segments, lower
+from dilkit.pattern.lowering import Segments, lower
 from dilkit.problem import DTYPES, Problem
 from dilkit.selection.preference_table import table_preference
-from dilkit.selector import Trace, trace
-from dilkit.tools.commands.info import ASKED, BY_CALL, SEQ, by_kind, examples, kind_cells
+from dilkit.selector import trace
+from dilkit.tools.commands.info import BY_CALL, SEQ, examples
 from dilkit.tools.report.markdown import rows_markdown
 
-LIMITS = {"packed sequences": "varlen", "cache of all keys": "kv_cache", "dropout": "dropout", "sinks": None}
-LIMITS |= {"softcap": "softcap", "biases": "biases"}
-"""Features of calls, and the limit of a backend for each; None: the operator adds it to any backend's results."""
+FLAGS = {"causal": "causal", "key_padding_mask": "key padding masks", "gradients": "gradients", "varlen": "packed sequences"}
+FLAGS |= {"kv_cache": "cache of all keys", "dropout": "dropout", "softcap": "softcap", "biases": "biases"}
+FLAGS |= {"grouped_heads": "grouped heads", "head_ranges": "head ranges"}
+"""Limits of a backend that allow a feature of calls."""
 PATTERN = Pattern([2048, 4096, 8192, 16384], [1, 2, 4, 8])
 PICKED_DTYPES = ("float16", "bfloat16", "float32")
 OTHER_KERNELS = ("flash_attn", "flash_attn_interface")
@@ -45,9 +44,10 @@ def backend_table(root: Path) -> str:
 
 
 def _gaps(limits: Limits) -> list[str]:
-    """Return all that limits leave out beside devices and dtypes."""
-    flags = ("causal", "key_padding_mask", "gradients", "varlen", "kv_cache", "dropout", "grouped_heads", "head_ranges")
-    gaps = [flag.replace("_", " ") for flag in flags if not getattr(limits, flag)]
+    gaps = [words for flag, words in FLAGS.items() if not getattr(limits, flag)]
+    forms = limits.forms or frozenset({Segments.name})
+    kinds = {name: lower(Pattern.of(branch), SEQ, 1).names for name, branch in examples().items() if name != BY_CALL}
+    gaps += [f"`{name}`" for name, names in kinds.items() if COUNT not in forms and not names <= forms]
     everything = Limits()
     for name in ("offsets", "overlaps"):
         gaps += [f"{name.removesuffix('s')} {value!r}" for value in sorted(getattr(everything, name) - getattr(limits, name))]
@@ -62,25 +62,12 @@ def _gaps(limits: Limits) -> list[str]:
     return gaps
 
 
-def support_table(root: Path) -> str:
-    """Return a row for each backend: the features and the kinds of branches that it computes."""
-    branches = {name: branch for name, branch in examples().items() if name != BY_CALL}
-    needed = {name: lower(Pattern.of(branch), SEQ, 1).names for name, branch in branches.items()}
-    rows = [("backend", *LIMITS, "kinds of branches")]
-    for b in own_backends():
-        able = ("yes" if flag is None or getattr(b.limits, flag) else "no" for flag in LIMITS.values())
-        forms = b.limits.forms or frozenset({Segments.name})
-        forms = FORMS if COUNT in forms else forms
-        kinds = ", ".join(f"`{name}`" for name, names in needed.items() if names <= forms)
-        rows.append((f"`{b.name}`", *able, kinds))
-    return rows_markdown(rows)
-
-
 def pick_table(root: Path) -> str:
     """Return the backend picked for training on each GPU generation, with torch and no other library of kernels."""
     rows: list[tuple[str, ...]] = [("device", "architecture, for example", *PICKED_DTYPES)]
-    for name, shown in _generations().items():
-        rows.append((f"`{name}`", shown, *map(partial(_pick, Device.assume(name)), PICKED_DTYPES)))
+    names = {"sm_{}{}".format(*one.capability): f"{one.architecture}, {one.example}" for one in GENERATIONS}
+    for name, example in {**names, "gfx942": "AMD CDNA 3, MI300X"}.items():
+        rows.append((f"`{name}`", example, *(_pick(Device.assume(name), dtype) for dtype in PICKED_DTYPES)))
     return rows_markdown(rows)
 
 
@@ -88,35 +75,8 @@ def _pick(device: Device, dtype: str) -> str:
     problem = Problem(
         pattern=PATTERN, seq=131072, heads=8, head_dim=64, dtype=dtype, device=device, is_causal=True, requires_grad=True
     )
-    with _all_installed():
-        decided = _traced(problem).decisions[0]
+    with mock.patch.object(backend, "_installed", lambda module: module not in OTHER_KERNELS):
+        traced = trace(problem, {b.name: b for b in own_backends()}, (), table_preference(problem))
+    decided = traced.decisions[0]
     detail = decided.detail.partition(";")[0]  # beyond that, why not something else
     return f"`{decided.name}` ({detail})" if detail else f"`{decided.name}`"
-
-
-def kind_table(root: Path) -> str:
-    """Return the backend of each kind of branch: a row for the CPU, and one for all GPUs with the same picks of bfloat16."""
-    devices = {"CPU": Device.assume("cpu"), **{name: Device.assume(name) for name in _generations()}}
-    rows: list[tuple[str, ...]] = [("kind of branch", "on", *ASKED)]
-    with _all_installed():
-        picked = {name: by_kind(kind_cells(device, "bfloat16", _traced)) for name, device in devices.items()}
-    for kind in picked["CPU"]:
-        alike: dict[tuple[str, ...], list[str]] = {}
-        for name in devices:
-            alike.setdefault(tuple(picked[name][kind].values()), []).append(name)
-        for i, (cells, names) in enumerate(alike.items()):
-            span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
-            rows.append((f"`{kind}`" * (i == 0), span, *(cell if cell in ("-", "none") else f"`{cell}`" for cell in cells)))
-    return rows_markdown(rows)
-
-
-def _generations() -> dict[str, str]:
-    return {"sm_{}{}".format(*one.capability): f"{one.architecture}, {one.example}" for one in GENERATIONS}
-
-
-def _all_installed() -> AbstractContextManager[object]:
-    return mock.patch.object(backend, "_installed", lambda module: module not in OTHER_KERNELS)
-
-
-def _traced(problem: Problem) -> Trace:
-    return trace(problem, {b.name: b for b in own_backends()}, (), table_preference(problem))

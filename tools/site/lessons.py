@@ -5,9 +5,9 @@ python -m dilkit.tools.site.lessons [NAME ...]    run them, and put the pictures
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -27,15 +27,8 @@ def programs(page: Path) -> list[str]:
 
 
 def run(page: Path, folder: Path) -> list[Path]:
-    """Run the program of a page in `folder`; returns the pictures that it drew there."""
-    names: dict[str, object] = {"__name__": "__main__"}
-    blocks, before = programs(page), Path.cwd()
-    os.chdir(folder)
-    try:
-        for i, block in enumerate(blocks):
-            exec(compile(block, f"{page.name}, block {i + 1}", "exec", dont_inherit=True), names)
-    finally:
-        os.chdir(before)
+    """Run the program of a page in `folder`, by another Python; return the pictures that it drew there."""
+    subprocess.run([sys.executable, "-"], input="".join(programs(page)), text=True, cwd=folder, check=True)
     return sorted(folder.glob("*.png"))
 
 
@@ -48,8 +41,7 @@ def notebook(page: Path) -> str:
 
 
 if __name__ == "__main__":
-    PICTURES.mkdir(parents=True, exist_ok=True)
-    for lesson in lessons(Path.cwd()):
+    for lesson in lessons(Path()):
         if not sys.argv[1:] or lesson.stem in sys.argv[1:]:
             with tempfile.TemporaryDirectory() as place:
                 for picture in run(lesson, Path(place)):

@@ -23,10 +23,8 @@ PATTERN = Pattern([2048 * 4**i for i in range(10)], [4**i for i in range(10)])
 HEADS, KV_HEADS, ROWS = 32, 8, Rows(128, "bfloat16")
 SPEED = Speed(bandwidth=50e9, flops=400e12, latency=20e-6)
 TOPOLOGY = Topology(SPEED.bandwidth, ranks_per_host=8, hosts_per_pod=32, oversubscription=2.0, inside=450e9)
-RANKS, DRAWN = 1024, (32, 64, 128, 256, 512, 1024)
+RANKS, DRAWN = 1024, (64, 128, 256, 512, 1024)
 SLOW = Stragglers(8, 1.5)
-PEERS = ("full ring", "all-gather")
-"""Peers that are drawn: Ulysses divides heads, of which there are fewer than ranks."""
 
 
 @cache
@@ -46,11 +44,8 @@ def table(root: Path) -> str:
     for name, stragglers in slowed.items():
         simulated = simulate(forecast, TOPOLOGY, stragglers)
         rows.append((name, in_seconds(simulated.seconds), in_bytes(sent), in_bytes(held), simulated.bottleneck))
-    others = peers(forecast, TOPOLOGY)
-    rows += [
-        (name, in_seconds(others[name].seconds), in_bytes(others[name].sent), in_bytes(others[name].held), "") for name in PEERS
-    ]
-    rows.append((f"Ulysses: refused, {HEADS} heads cannot be divided among {RANKS:,} ranks", "", "", "", ""))
+    for name, peer in peers(forecast, TOPOLOGY).items():
+        rows.append((name, in_seconds(peer.seconds), in_bytes(peer.sent), in_bytes(peer.held), ""))
     return rows_markdown(rows)
 
 
@@ -59,9 +54,8 @@ def draw(path: Path) -> None:
     points: dict[str, list[Point]] = {}
     for ranks in DRAWN:
         forecast = forecast_of(ranks)
-        times = {"dilkit, auto": simulate(forecast, TOPOLOGY).seconds}
-        times |= {name: peers(forecast, TOPOLOGY)[name].seconds for name in PEERS}
-        for name, seconds in times.items():
+        times = {name: peer.seconds for name, peer in peers(forecast, TOPOLOGY).items()}
+        for name, seconds in {"dilkit, auto": simulate(forecast, TOPOLOGY).seconds, **times}.items():
             points.setdefault(name, []).append(plain(ranks, seconds))
     axes = Axis("GPUs", "number"), Axis("time, forward and backward", "seconds")
     write_png([Plot("A billion tokens, simulated", "lines", series_of(points), axes)], path)

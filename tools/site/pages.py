@@ -7,24 +7,29 @@ It runs in the root of a checkout. The pages depend on that alone, not on the ma
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import re
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
-import dilkit
-from dilkit import comm
+from dilkit.environment import VARIABLES
 from dilkit.selection.preference_table import ON_GPUS
 from dilkit.tools import cli
 from dilkit.tools.report import registry
+from dilkit.tools.report.markdown import rows_markdown
 from dilkit.tools.report.picture import write_png
 from dilkit.tools.results.file import write_text
-from dilkit.tools.site import api, backends, counted, figures, history, many_ranks, pattern_gallery
+from dilkit.tools.site import backends, families, figures, many_ranks, pattern_gallery
 
 BLOCK = re.compile(r"^(<!-- generated: (\S+) -->\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
-PICTURED = dict(lengths=2, ring=6, orders=6, seeds=6, serving=4, patterns=5, scores=3, slides=4, costs=6)
-PICTURED |= {"demo-llama": 2, "demo-ranks": 3}
+PICTURED = dict(lengths=2, ring=2, orders=2, seeds=1, serving=2, patterns=2, scores=2, slides=2)
+PICTURED |= {"demo-llama": 2, "demo-ranks": 1}
 """Results that a page shows a picture of, and the number of plots in each."""
 SUITES = ("cpu", "hosts", "orders", "patterns", "ring", "scores", "seeds", "serving", "slides")
 """Suites whose reports are pages."""
@@ -67,45 +72,44 @@ def _block(match: re.Match[str], root: Path) -> str:
     return f"{begin}{GENERATORS[name](root).strip()}\n{end}"
 
 
-def _of_results(make: Callable[[Path], str]) -> Callable[[Path], str]:
+def environment_table(root: Path) -> str:
+    """Return a row for each environment variable."""
+    return rows_markdown([("variable", "meaning", "when unset"), *((f"`{v.name}`", v.meaning, v.default) for v in VARIABLES)])
+
+
+def command_help(root: Path) -> str:
+    """Return the help texts of all commands."""
+    parts = []
+    for command in ((), *((name,) for name in cli.COMMANDS)):
+        shown = io.StringIO()
+        with mock.patch.dict(os.environ, {"COLUMNS": "110", "NO_COLOR": "1"}), contextlib.redirect_stdout(shown):
+            cli.main([*command, "--help"])
+        title = " ".join(("dilkit", *command))
+        parts.append(f"## {title}\n\n```text\n{shown.getvalue().strip()}\n```\n")
+    return "\n".join(parts)
+
+
+def _of_results(make: Callable[..., str], **options: Any) -> Callable[[Path], str]:
     """Return a generator that reads the folder of results alone."""
-    return lambda root: make(root / "docs" / "results")
-
-
-def _whole(name: str, level: int = 2) -> Callable[[Path], str]:
-    """Return the generator of a result's whole report."""
-    return _of_results(partial(figures.whole, name=name, level=level))
+    return lambda root: make(root / "docs" / "results", **options)
 
 
 GENERATORS: dict[str, Callable[[Path], str]] = {
-    "api": api.grouped_reference,
-    "api-nn": partial(api.reference, package=dilkit.nn),
-    "api-comm": partial(api.reference, package=comm),
     "backends": backends.backend_table,
-    "calls": api.call_table,
-    "forms": api.form_table,
-    "command-line": api.command_help,
-    "costs": _whole("costs"),
-    "environment": api.environment_table,
-    "executed": figures.executed,
-    "families": counted.family_table,
-    "history": history.history,
+    "command-line": command_help,
+    "costs": _of_results(figures.whole, name="costs"),
+    "environment": environment_table,
+    "executed": _of_results(figures.sentence, name="ptx"),
+    "families": families.family_table,
     "figures": _of_results(figures.summary),
-    "gallery": pattern_gallery.gallery_table,
-    "kept": counted.cache_table,
-    "kinds": backends.kind_table,
-    "kernels": _whole("kernels"),
-    "locality": counted.curve_table,
+    "kernels": _of_results(figures.whole, name="kernels"),
     "many-ranks": many_ranks.table,
     "measurements": _of_results(figures.measurements),
     "on-gpus": lambda root: "\n\n".join(ON_GPUS),
-    "peers": api.peer_table,
     "picks": backends.pick_table,
-    "ptx": _whole("ptx", level=4),
-    "status": figures.status,
-    "support": backends.support_table,
+    "ptx": _of_results(figures.whole, name="ptx", level=4),
     "suite-gpu": _of_results(figures.gpu_suites),
-    **{f"suite-{name}": _whole(name) for name in SUITES},
+    **{f"suite-{name}": _of_results(figures.whole, name=name) for name in SUITES},
 }
 
 if __name__ == "__main__":

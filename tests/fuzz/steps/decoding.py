@@ -16,8 +16,7 @@ from fuzz.rounding import SEVERAL, distances, rounding
 from torch import Tensor
 
 from dilkit import PoolFullError
-from dilkit.decoding.layout import decoded as decoded_rows
-from dilkit.decoding.layout import encoded
+from dilkit.decoding.layout import decoded as decoded_rows, encoded
 from dilkit.selector import NoBackendError
 from dilkit.testing import accuracy
 from dilkit.testing.tensors import Tensors

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.measuring import wrong_by
-from helpers.result_files import FOLDER
 
 from dilkit.tools import cli
-from dilkit.tools.bench.one_pattern import REPORT, scaling
+from dilkit.tools.bench.one_pattern import REPORT
 from dilkit.tools.bench.overhead import overhead_s
 from dilkit.tools.measure.baselines import BASELINES
 from dilkit.tools.measure.case import CaseRunner
@@ -29,27 +27,13 @@ def bench(out: Path, *arguments: str) -> int:
     return cli.main(["bench", *TINY, "--out", str(out), *arguments])
 
 
-def test_scaling_is_fitted_for_who_was_measured_twice() -> None:
-    def row(who, tokens, work):
-        values = dict(tokens=tokens, flops=work)
-        return Row(table="call", case=dict(length=str(tokens)), who=who, samples=(1e-6 * work,), values=values)
-
-    def fits(*rows):
-        return scaling(replace(read_result(FOLDER / "lengths.json", RowsResult, "bench"), rows=rows))
-
-    linear = [row("linear", n, n) for n in (512, 1024, 2048)]
-    square = [row("square", n, n**2) for n in (512, 1024)]
-    assert fits(*linear, *square) == dict(linear=pytest.approx((1.0, 1.0, 3)), square=pytest.approx((2.0, 2.0, 2)))
-    assert fits(linear[0], square[0]) == {}
-
-
 def test_the_command_writes_and_prints_one_result(tmp_path, capsys) -> None:
     assert bench(tmp_path, "--seqs", "64,32", "--backend", "reference", "--baseline", "gather,dense", "--backward", "--json") == 0
     printed = json.loads(capsys.readouterr().out)
     result = read_result(tmp_path / "bench.json", RowsResult, "bench")
     assert printed == encode(result)
     assert [case.case for case in result.cases()] == [dict(length="32 tokens"), dict(length="64 tokens")]
-    assert set(scaling(result)) == {"reference", "gather", "dense"}
+    assert {row.who for row in result.rows if row.samples} >= {"reference", "gather", "dense"}
     assert document_markdown(REPORT.document(result)) in (tmp_path / "bench.md").read_text()
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
 

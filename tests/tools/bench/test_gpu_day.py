@@ -16,15 +16,16 @@ import pytest
 from helpers.gpu_calls import sanitizer_findings
 from helpers.gpu_day import KIND, Recorder
 from helpers.project import ROOT
-from helpers.small_suites import SIZES, run
+from helpers.small_suites import CONFIGURATIONS, run
 
 from dilkit.environment import TUNED
 from dilkit.selection import tuned
 from dilkit.selector import select
 from dilkit.tools import cli
 from dilkit.tools.bench import suites
+from dilkit.tools.bench.suites import preferences
 from dilkit.tools.bench.suites.gpu_day import REPORT
-from dilkit.tools.bench.suites.preferences import DTYPES, PICK, PreferencesSuite, preference_rows, worst_problems
+from dilkit.tools.bench.suites.preferences import DTYPES, PICK, preference_rows
 from dilkit.tools.results.file import read_result, write_result
 from dilkit.tools.results.rows import RowsResult
 
@@ -156,7 +157,8 @@ def test_the_sweep_finds_a_wrong_row_and_tune_makes_the_choice_go_by_it(
     tiny_yardsticks: None,
     without_pictures: None,
 ) -> None:
-    options = "--backend", "native,sdpa"
+    options, layer = ("--backend", "native,sdpa"), CONFIGURATIONS["B"]
+    monkeypatch.setattr(preferences, "LAYERS", ((layer, False),))
     code, result = run("preferences", tmp_path, *options, device="cpu")
     assert (code, {row.verdict for row in result.rows if row.table == "sweep"}) == (0, {"measured"})
     first = result.cases("sweep")[0].case
@@ -165,18 +167,15 @@ def test_the_sweep_finds_a_wrong_row_and_tune_makes_the_choice_go_by_it(
     for case in result.cases("sweep"):
         result = with_times(result, dict(case.case), **{picked: 0.1, other: 0.1})
     result = with_times(result, dict(first), **{picked: 0.3})
-    (rows,), (worst,) = preference_rows(result), worst_problems(result)
-    assert rows.rows[0][3:] == ("3.00", f"WRONG in 1: {other}")
-    assert worst.rows[0][:4] == (first["problem"], picked, other, "3.00")
+    (rows,) = preference_rows(result)
+    assert rows.rows[0][3:] == (f"3.00: {first['problem']}", f"WRONG in 1: {other}")
     monkeypatch.setenv(TUNED.name, str(tmp_path / "tuned.json"))
     tuned.read_again()
     assert cli.main(["tune", "--take", str(tmp_path / "suite.json")]) == 2, "it is of a quick run"
     write_result(replace(result, quick=0), tmp_path / "suite.json")
     assert cli.main(["tune", "--take", str(tmp_path / "suite.json")]) == 0
     assert f"{len(result.cases('sweep'))} orders" in capsys.readouterr().out
-    sizes = SIZES["preferences"]
-    problem = PreferencesSuite(sizes=sizes, device="cpu").problem(sizes.layers[0][0], 64, dtype=DTYPES[0])
-    assert select(problem).name == other
+    assert select(layer.problem(64, dtype=DTYPES[0])).name == other
     tuned.read_again()
 
 

@@ -39,7 +39,7 @@ def test_a_scheme_is_right_and_sends_as_many_bytes_as_its_table_says(name: str) 
     assert {*found} == {"out", "dq", "dk", "dv"}
     assert [check.complaint for check in expected(SMALL, whole).checks(found, 64) if not check.passed] == []
     shard = 2 * 16 * 4 * 8 * 4
-    assert sent == {"full ring": 10, "all-gather": 6, "ulysses": 3}[name] * shard
+    assert sent == {"full ring": 10, "ulysses": 3}[name] * shard
 
 
 def test_a_way_that_sends_other_bytes_than_planned_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +52,6 @@ def test_a_way_that_sends_other_bytes_than_planned_is_not_timed(monkeypatch: pyt
         ("full ring", "wrong", 0),
         ("ulysses", "measured", 1),
     ]
-    assert all(0 <= row.values["hidden"] <= 1 for row in rows)
 
 
 def test_where_no_hosts_can_be_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

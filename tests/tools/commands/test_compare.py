@@ -14,7 +14,7 @@ from helpers.result_files import COMMITTED, FOLDER, content, write
 from dilkit.tools import cli
 from dilkit.tools.commands import compare
 from dilkit.tools.commands.compare import FASTER, FEW, SAME, SLOWER, YARDSTICK
-from dilkit.tools.results.record import Measurement
+from dilkit.tools.results.rows import Row
 
 Samples = list[float]
 
@@ -47,16 +47,20 @@ def test_every_list_of_samples_is_found_once(path: Path) -> None:
 
 
 def test_the_largest_changes_come_first_and_two_samples_or_a_yardstick_decide_on_nothing() -> None:
-    old = {what: Measurement(what, tuple(noisy(1.0))) for what in ("same", "slow", "fast", "gone")}
-    new = {"same": old["same"], "slow": Measurement("slow", tuple(noisy(1.5))), "fast": Measurement("fast", tuple(noisy(0.25)))}
-    new["fresh"] = Measurement("fresh", (1.0,))
+    old = {what: Row(table=what, samples=tuple(noisy(1.0))) for what in ("same", "slow", "fast", "gone")}
+    new = {
+        "same": old["same"],
+        "slow": Row(table="slow", samples=tuple(noisy(1.5))),
+        "fast": Row(table="fast", samples=tuple(noisy(0.25))),
+    }
+    new["fresh"] = Row(table="fresh", samples=(1.0,))
     found = compare.compare(old, new, 0.05)
-    assert [(c.what, c.verdict) for c in found] == [("fast", FASTER), ("slow", SLOWER), ("same", SAME)]
-    assert found[1].ratio == pytest.approx(1.5)
-    old = {"two": Measurement("two", (1.0, 1.0)), "matmul": Measurement("matmul", tuple(noisy(1.0)), yardstick=True)}
-    new = {"two": Measurement("two", (9.0, 9.0)), "matmul": Measurement("matmul", tuple(noisy(9.0)), yardstick=True)}
+    assert [(c["what"], c["verdict"]) for c in found] == [("fast", FASTER), ("slow", SLOWER), ("same", SAME)]
+    assert found[1]["ratio"] == pytest.approx(1.5)
+    old = {"two": Row(table="two", samples=(1.0, 1.0)), "matmul": Row(table="", who="matmul", samples=tuple(noisy(1.0)))}
+    new = {"two": Row(table="two", samples=(9.0, 9.0)), "matmul": Row(table="", who="matmul", samples=tuple(noisy(9.0)))}
     found = compare.compare(old, new, 0.05)
-    assert {c.what: c.verdict for c in found} == {"two": FEW, "matmul": YARDSTICK}
+    assert {c["what"]: c["verdict"] for c in found} == {"two": FEW, "matmul": YARDSTICK}
 
 
 def test_a_regression_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,7 +75,7 @@ def damaged_orders(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 MALFORMED = "way out: correct it, or unset it: "
 WRONG: list[tuple[Callable[[pytest.MonkeyPatch, Path], None], str, tuple[str, ...]]] = [
-    (broken_backend, "theirs", ("their_package:Theirs: ImportError: no libtheirs.so way out: reinstall or remove the package",)),
+    (broken_backend, "theirs", ("their_package:Theirs: ImportError: no libtheirs.so; way out: reinstall or remove the package",)),
     (variable("DILKIT_BACKEND", "abacus"), "DILKIT_BACKEND", ("Error: DILKIT_BACKEND='abacus'", MALFORMED)),
     (variable("DILKIT_CACHE_BYTES", "lots"), "DILKIT_CACHE_BYTES", ("Error: DILKIT_CACHE_BYTES='lots'", MALFORMED)),
     (variable("DILKIT_CPU_ISA", "mmx"), "DILKIT_CPU_ISA", ("Error: DILKIT_CPU_ISA='mmx'", MALFORMED)),
@@ -92,7 +92,7 @@ WRONG: list[tuple[Callable[[pytest.MonkeyPatch, Path], None], str, tuple[str, ..
     (
         damaged_orders,
         "measured orders",
-        ("tuned.json is ignored: entry 0: ", "way out: measure anew with `dilkit tune`, or remove it with `dilkit tune --clear`"),
+        ("tuned.json is ignored: entry 0: ", "way out: measure anew with `dilkit tune`, or remove the file"),
     ),
 ]
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from helpers.slide_encoder import LENGTHS, SMALL, slide, small
 from dilkit.comm import run_threads
 from dilkit.integrations.gigapath import ARCHITECTURES, SlideEncoderConfig
 from dilkit.tools.cli import main, parser_of
-from dilkit.tools.commands import encode_processes, encode_slide
+from dilkit.tools.commands import encode_processes
 
 HUGE = torch.full((100, 10), 1e39, dtype=torch.float64)
 """Features that float32 does not hold."""
@@ -162,9 +161,9 @@ def test_ranks_of_a_launcher_share_the_slides(files: Path, capsys: pytest.Captur
     for name in "cdefgh":
         write(files / "slides" / f"{name}.pt", 7)
     args = parser_of("encode-slide").parse_args(arguments(files, "--json")[1:])
-    work = encode_processes.task_of(args, sorted((files / "slides").iterdir()))
-    prints = partial(encode_slide.show, args), partial(encode_slide.report, work, [])
-    assert run_threads(2, lambda comm: encode_processes.work(work, *prints, comm)) == [0, 0]
+    paths = sorted((files / "slides").iterdir())
+    job = encode_processes.job_of(args)
+    assert run_threads(2, lambda comm: encode_processes.encode(args, *job, paths, [], comm)) == [0, 0]
     assert [one["tiles"] for one in json.loads(capsys.readouterr().out)["slides"]] == [30, *[7] * 7]
     again = json_output(capsys, *arguments(files))
     assert all(one["kept"] for one in again["slides"])

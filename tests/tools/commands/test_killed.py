@@ -21,7 +21,7 @@ from dilkit.tools.report import registry
 
 SMALL = "--seq 64 --heads 2 --dim 8 --segments 16,64 --rates 1,2 --repeats 2 --backend native,reference"
 COMMANDS = {
-    "demo": ("demo --steps 4 --context 64 --text {text} --out {out} --save {out}/model.pt", signal.SIGKILL),
+    "demo": ("demo --steps 4 --context 64 --text {text} --out {out}", signal.SIGKILL),
     "bench": ("bench --suite orders --quick --out {out}", signal.SIGTERM),
     "tune": (f"tune {SMALL}", signal.SIGINT),
     "report": (f"report {FOLDER}/cpu-intel-xeon-avx2.json --html {{out}}/page.html --md {{out}}/page.md", signal.SIGKILL),

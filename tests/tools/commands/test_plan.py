@@ -29,12 +29,13 @@ CONFIGURATIONS = {
     "--world-size 4 --causal --batch 2",
     "masked": "--seq 60 --segments 10,60 --rates 2,3 --heads 2 --dim 8 --dtype bf16 --world-size 5 --mask --batch 2",
     "fewer heads than ranks": "--seq 64 --segments 64 --rates 1 --heads 2 --dim 8 --dtype fp32 --world-size 6 --causal",
-    "block offsets, head ranges": "--seq 50 --segments 7,50 --rates 2,4 --heads 4 --dim 8 --dtype fp32 --world-size 4 "
-    "--offset block --head-split",
+    "block offsets, head ranges": "--seq 50 --pattern head_split([7,50],[2,4],4,'block') --heads 4 --dim 8 --dtype fp32 "
+    "--world-size 4",
     "one rank": "--seq 20 --segments 8 --rates 1 --heads 2 --dim 8 --dtype fp32 --world-size 1",
     "nothing kept": "--seq 96 --segments 16,48,96 --rates 1,2,4 --heads 4 --dim 4 --dtype fp32 --world-size 4 --keep nothing "
     "--schedule auto",
-    "keys that count once": "--seq 64 --segments 16,32 --rates 1,2 --heads 4 --dim 8 --dtype fp32 --world-size 3 --overlap once",
+    "keys that count once": "--seq 64 --pattern Pattern([16,32],[1,2],overlap='once') --heads 4 --dim 8 --dtype fp32 "
+    "--world-size 3",
 }
 
 
@@ -115,7 +116,7 @@ def test_the_worked_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert auto["flops"]["balance"] == 1.0
     assert report["baselines"]["full_ring"]["forward_bytes"] == 1792 * MIB
     assert report["baselines"]["segment_all_gather"]["forward_bytes"] == 3 * MIB
-    assert report["choice"].startswith("auto: 4 local, 1 scatter: ")
+    assert report["choice"] == "auto: 4 local, 1 scatter"
 
 
 def test_a_plan_that_would_not_end_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,9 +137,9 @@ def test_a_simulation_is_of_the_links_that_are_given(capsys: pytest.CaptureFixtu
     assert set(found["schedules"]) == {"auto", "balanced", "scatter", "gather", "ring"}
     assert set(found["schedules"]["auto"]["busy_seconds"]) == {"compute", "within hosts", "ports", "uplinks"}
     assert (found["topology"]["inside"], found["stragglers"]["count"]) == (9e10, 1)
-    for options in ("--stragglers 2", "--simulate --slowdown 2", "--simulate --oversubscription 2"):
+    for options in ("--stragglers 2", "--simulate --oversubscription 2"):
         assert cli.main(["plan", *options.split()]) == 2
-        assert re.search("; add --|there are none", capsys.readouterr().err)
+        assert re.search("; add --", capsys.readouterr().err)
 
 
 def test_measured_speeds_are_taken_from_their_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,7 +94,6 @@ def test_the_strip_is_never_trained_on() -> None:
         (["--image", "half.png"], "--image: 'half.png' cannot be read: "),
         (["--image", "grey.png"], "--image: 'grey.png' is all of one colour"),
         (["--image", "--text", "a"], "--text: has no meaning with --image"),
-        (["--image", "--seeds", "2"], "--seeds: '2' is not a whole number of 3 or more"),
     ],
 )
 def test_bad_input_is_named(

@@ -1,7 +1,9 @@
 """The suites of `dilkit bench --suite NAME`, found without importing them.
 
 A further suite is a file of this folder, such as windows.py, and a line here. The file has sizes, targets, a `REPORT`, and a
-`Suite`, whose steps return rows: patterns.py is a model. What several suites measure with is in `workloads`, ways.py first.
+`Suite`, whose steps return rows: patterns.py is a model with bars, serving.py has lines over tokens. Cases are compared by
+`dilkit.tools.measure.case.compare`, and on native by `workloads.ways`. Tests then ask for its result and for current pages: `make
+results ARGS=windows`, `make docs`.
 """
 
 from __future__ import annotations

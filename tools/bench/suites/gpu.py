@@ -1,8 +1,8 @@
-"""`dilkit bench --suite gpu`: the CUDA kernels beside each of torch's own, a matmul and a copy."""
+"""`dilkit bench --suite gpu`: the CUDA kernels beside each of torch's own, and a matmul."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,49 +21,38 @@ from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench.configuration import Configuration
 from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteStep
 from dilkit.tools.bench.target import MIB, Target, Values, each, stored, time_ratio
-from dilkit.tools.console.text import error_line, in_bytes, in_seconds
+from dilkit.tools.console.text import error_line
 from dilkit.tools.measure.case import admit, failed, results_bytes, side_by_side
 from dilkit.tools.measure.ceilings import Ceilings
 from dilkit.tools.measure.implementation import BACKWARD_FLOPS, Implementation, automatic, backend_implementations
 from dilkit.tools.measure.timing import Call, cold_cuda_seconds, time_interleaved
 from dilkit.tools.report import views
-from dilkit.tools.results.record import Entries
-from dilkit.tools.results.rows import CaseRows, Row, RowsResult, rows_of
+from dilkit.tools.results.rows import CaseRows, Entries, Row, RowsResult, rows_of
 
 CONFIGURATIONS = {
     "A": Configuration(131072, (2048, 4096, 8192, 16384, 32768), (1, 2, 4, 8, 16)),
     "B": Configuration(32768, (512, 1024), (1, 2)),
     "C": Configuration(1 << 20, (2048, 8192, 32768, 131072, 524288), (1, 4, 16, 64, 256)),
 }
-OURS = ("cupy_raw", "numba_cuda", "triton")
+OURS = ("cupy_raw", "triton")
 TORCHS = tuple(f"sdpa:{kernel.name}" for kernel in KERNELS)
 EFFICIENT, CUDNN, AUTOMATIC = "sdpa:memory-efficient", "sdpa:cudnn", "automatic"
-FORMS, LAUNCHES, LENGTHS = "configurations", "launches", "lengths"
+FORMS, LAUNCHES = "configurations", "launches"
 SHORT = {"float32": "fp32", "bfloat16": "bf16"}
-HEAD_DIMS = (64, 128)
-SEQS, LAUNCH_BOUND = (1024, 2048, 4096, 8192, 16384, 32768), 8192
-"""Tokens with the pattern of B: of tables that users of earlier implementations know, and where launches take the time."""
-LONG = 1 << 24
-"""Tokens with the pattern of C."""
-LEAST_FLOPS = {"cupy_raw": 5e12, "numba_cuda": 5e11}
-"""FLOP/s that each is expected to reach at least, for the budget; 2e12 for the others."""
+LAUNCH_BOUND = 8192
+"""Tokens with the pattern of B at which launches take the time."""
+LEAST_FLOPS = 2e12, 5e12
+"""FLOP/s that others, and cupy_raw, are expected to reach at least, for the budget."""
 BACKWARD_SHARE = BACKWARD_FLOPS / (1 + BACKWARD_FLOPS)
 H100_TFLOPS = 67.0
 """fp32 on the CUDA cores of an H100 SXM, nominal."""
 
 
-def _worst(slow: str, fast: str, **facts: Any) -> Callable[[RowsResult], Values]:
-    """Read the least ratio of times of all configurations in fp32, by head_dim."""
-    return time_ratio(FORMS, slow, fast, "{head_dim}", combine=min, dtype="float32", **facts)
-
-
 def _best_of_torch(case: CaseRows) -> float | None:
-    """Time of the fastest of torch's kernels over ours; None where either was not measured."""
     return min((case.ratio(name, OURS[0]) for name in case.rows if name in TORCHS and case.timed(name, OURS[0])), default=None)
 
 
 def _training(result: RowsResult) -> Values:
-    """Time of cuDNN's forward and backward pass over those of the automatic choice, in A at head_dim 64."""
     cases = [case for case in result.cases(FORMS, **A64) if case.timed(CUDNN, AUTOMATIC)]
     if {case.case["backward"] for case in cases} != {False, True}:
         return {}
@@ -74,6 +63,8 @@ def _training(result: RowsResult) -> Values:
 FORWARD: dict[str, Any] = dict(of="A", backward=False, causal=False)
 A64: dict[str, Any] = dict(of="A", dtype="bfloat16", head_dim=64, causal=False)
 OVER_AUTOMATIC = "time over the automatic choice's"
+WORST = partial(time_ratio, FORMS, EFFICIENT, OURS[0], "{head_dim}", combine=min, dtype="float32")
+"""Read the least ratio of times of all configurations in fp32, by head_dim."""
 TARGETS = (
     Target(
         f"A: bf16 forward, sdpa:cudnn's {OVER_AUTOMATIC}", 1.15, 1.4,
@@ -94,9 +85,9 @@ TARGETS = (
     ),
     Target(
         "fp32 forward: sdpa memory-efficient's time over cupy_raw's, worst of A-C, causal and not", 1.3, 2.0,
-        _worst(EFFICIENT, OURS[0], backward=False),
+        WORST(backward=False),
     ),
-    Target("fp32 backward: the same", 1.5, 2.5, _worst(EFFICIENT, OURS[0], backward=True)),
+    Target("fp32 backward: the same", 1.5, 2.5, WORST(backward=True)),
     Target(
         "A: bf16 forward, the fastest sdpa kernel's time over cupy_raw's", 0.9, 1.3,
         each(FORMS, _best_of_torch, "64", **A64, backward=False),
@@ -106,69 +97,33 @@ TARGETS = (
         each(LAUNCHES, _best_of_torch, "64"),
     ),
     Target(
-        "fp32 forward: cupy_raw's time over numba_cuda's, worst of A-C", 0.3, 0.5,
-        _worst(OURS[0], OURS[1], backward=False, causal=False), "",
-    ),
-    Target(
         "A: forward's memory beyond out and lse", 1, 0,
         each("memory", stored(OURS[0], ("scratch_bytes",), lambda size: size / MIB), "64", max), " MiB", lower=True,
-    ),
-    Target(
-        "the longest sequence, bf16 forward on one GPU", 2**23, 2**24,
-        each("long", lambda case: case.case["seq"] if case.rows[OURS[0]].verdict == "measured" else None, "64", max), " tokens",
     ),
 )  # fmt: skip
 
 
-def _notes(result: RowsResult) -> Iterator[str]:
-    for case in result.cases("memory"):
-        sizes = {who: row.values.get("scratch_bytes") for who, row in case.rows.items()}
-        held = (f"{who} {'?' if size is None else in_bytes(size)}" for who, size in sizes.items())
-        yield f"{case.case['what']}: forward's memory beyond out and lse: {', '.join(held)}"
-    for row in (row for row in result.rows if row.table == "long" and row.samples):
-        yield f"{row.case['what']}: {row.verdict}: {in_seconds(row.median_s)}, {row.gflops / 1000:,.0f} TFLOP/s"
-
-
-SPEED_UP = "Speed-up of cupy_raw"
+WHAT = views.fact("what", "configuration")
+COLUMNS = (
+    *(WHAT, views.WHO, views.TIME, views.QUARTILES),
+    views.Column("TFLOP/s", lambda row, case: f"{row.gflops / 1000:,.1f}"),
+    *(views.OF_MATMUL, views.over(OURS[0], "time / cupy_raw's")),
+)
+BEYOND = views.value("scratch_bytes", "beyond out and lse", "bytes")
+SPEED_UPS = "Speed-up of cupy_raw over {who}, with 95% intervals"
 REPORT = views.Report(
     place="{device_name}, capability {capability}, CUDA {cuda}",
     tables=(
-        views.TableView(
-            "All times",
-            (FORMS, LAUNCHES, LENGTHS),
-            (
-                *(views.fact("what", "configuration"), views.WHO, views.TIME, views.QUARTILES),
-                views.Column("TFLOP/s", lambda row, case: f"{row.gflops / 1000:,.1f}"),
-                *(views.OF_MATMUL, views.over(OURS[0], "time / cupy_raw's")),
-            ),
-        ),
-        views.TableView(
-            SPEED_UP,
-            FORMS,
-            (views.fact("what", "configuration"), views.Column("over", views.WHO.cell), views.times_faster(OURS[0])),
-            note="Ratios of medians, with 95% intervals by resampling each side's samples.",
-            who=(AUTOMATIC, *OURS[1:], *TORCHS),
-        ),
+        views.TableView("All times", (FORMS, LAUNCHES), COLUMNS),
+        views.TableView("Memory of a forward pass", "memory", (WHAT, views.WHO, BEYOND), timed=False),
     ),
-    plots=(
-        views.PlotView(
-            f"{SPEED_UP} over {{who}}, with 95% intervals",
-            FORMS,
-            "{what}",
-            views.faster(OURS[0]),
-            (views.NAMES, views.TIMES),
-            mark=1.0,
-        ),
-    ),
+    plots=(views.PlotView(SPEED_UPS, FORMS, "{what}", views.faster(OURS[0]), (views.NAMES, views.TIMES), mark=1.0),),
     sentences={
         TARGETS[4].name: "in fp32 torch's memory-efficient kernel takes at least {} as long as the CUDA kernels",
         TARGETS[6].name: "in bf16 torch's fastest {}",
-        TARGETS[10].name: "the longest sequence measured has {}",
     },
-    notes=_notes,
-    figure_columns=("head_dim 64", "head_dim 128"),
     method="CUDA events around each call by itself, the L2 cache flushed before it, implementations in turns, medians; a "
-    "matmul of the same dtype, 4096 square, and a copy of 1 GiB are timed in the same rounds. Each implementation is "
+    "matmul of the same dtype, 4096 square, is timed in the same rounds. Each implementation is "
     "checked against fp64 arithmetic just before it is timed, a short problem as a whole and rows at the real length. "
     "TFLOP/s count the pattern's nominal FLOPs, keys of several branches each time; a backward pass counts 2.5 times "
     "a forward pass. sdpa:NAME is torch's kernel of that name on strided views, one call a block, merged by lse. "
@@ -185,7 +140,7 @@ class GpuSuite(Suite):
     """
 
     NAME = "gpu"
-    SUMMARY = "the CUDA kernels against each of torch's own, a matmul and a copy"
+    SUMMARY = "the CUDA kernels against each of torch's own, and a matmul"
     TARGETS = TARGETS
     MAY_FAIL = (AUTOMATIC, *TORCHS)
 
@@ -196,23 +151,16 @@ class GpuSuite(Suite):
     device: str = field(default="cuda", metadata=NO_OPTION)
 
     def steps(self) -> Iterator[SuiteStep]:
-        chosen = [step for step in self.every_step() if all(word in f"{step.table} {step.what}" for word in self.rows)]
+        steps = [SuiteStep(LAUNCHES, f"{LAUNCH_BOUND:,} tokens, launches", self.launch_bound)]
+        steps += [SuiteStep("memory", f"memory of A, {dtype}", partial(self.memory, dtype)) for dtype in SHORT]
+        dims = (64,) if self.quick else (64, 128)
+        for backward, letter, dtype, dim, causal in product((False, True), "BAC", SHORT, dims, (False, True)):
+            what = f"{letter}, {dtype}, head_dim {dim}{', causal' * causal}, {'backward' if backward else 'forward'}"
+            steps.append(SuiteStep(FORMS, what, partial(self.configuration, letter, dtype, dim, causal, backward)))
+        chosen = [step for step in steps if all(word in f"{step.table} {step.what}" for word in self.rows)]
         if not chosen:
             raise ValueError(f"--rows: no step of the suite has all of {', '.join(map(repr, self.rows))} in its name")
         yield from chosen
-
-    def every_step(self) -> Iterator[SuiteStep]:
-        """Yield every step, whatever `rows` says."""
-        yield SuiteStep(LAUNCHES, f"{LAUNCH_BOUND:,} tokens, launches", self.launch_bound)
-        for dtype in SHORT:
-            yield SuiteStep("memory", f"memory of A, {dtype}", partial(self.memory, dtype))
-        for seq in SEQS[: 2 if self.quick else None]:
-            yield SuiteStep(LENGTHS, f"{seq:,} tokens", partial(self.forward, seq))
-        dims = HEAD_DIMS[: 1 if self.quick else None]
-        for backward, letter, dtype, dim, causal in product((False, True), "BAC", SHORT, dims, (False, True)):
-            what = f"{letter}, {dtype}, head_dim {dim}{', causal' * causal}, {'backward' if backward else 'forward'}"
-            yield SuiteStep(FORMS, what, partial(self.configuration, letter, dtype, dim, causal, backward))
-        yield SuiteStep("long", "the longest sequence", self.long)
 
     def where(self) -> str:
         return self.device
@@ -244,34 +192,29 @@ class GpuSuite(Suite):
         facts = dict(what=what, of=letter, dtype=dtype, head_dim=dim, causal=causal, backward=backward)
         return self.compare(FORMS, facts, problem)
 
-    def forward(self, seq: int) -> list[Row]:
-        """Measure the pattern of B in fp32, whatever its length."""
-        problem = replace(self.problem("B", 64), seq=seq)
-        return self.compare(LENGTHS, dict(what=f"B, {seq:,} tokens, fp32, d=64", seq=seq), problem)
-
     def launch_bound(self) -> list[Row]:
         """Measure a forward pass too short to fill the device, many in a row: launches are what takes the time."""
         problem = replace(self.problem("B", 64), seq=LAUNCH_BOUND // self.divisor)
         what = f"B, {problem.seq:,} tokens, fp32, d=64, launches too"
-        return self.compare(LAUNCHES, dict(what=what, seq=problem.seq), problem, in_a_row=True)
+        return self.compare(LAUNCHES, dict(what=what, seq=problem.seq), problem)
 
-    def compare(self, table: str, facts: Mapping[str, Any], problem: Problem, in_a_row: bool = False) -> list[Row]:
-        """Check, then time in turns, beside a matmul and a copy; each call behind a flush of the L2 cache, or many in a row."""
+    def compare(self, table: str, facts: Mapping[str, Any], problem: Problem) -> list[Row]:
+        """Check, then time in turns, beside a matmul; each call behind a flush of the L2 cache, launches in a row."""
         inputs, share = Tensors.random(problem), BACKWARD_SHARE if problem.requires_grad else 1.0
         entries, calls, flops = Entries(), dict[str, Call](), dict[str, float]()
         for one in self.implementations():
             flops[one.name] = share * one.flops(problem)
-            expected_s = partial(float, one.flops(problem) / LEAST_FLOPS.get(one.name, 2e12))
+            expected_s = partial(float, one.flops(problem) / LEAST_FLOPS[one.name == OURS[0]])
             entry = admit(one, problem, inputs, self.budget, expected_s)
             if entry.verdict == "measured":
                 try:
                     calls[one.name] = timed_call(one, inputs, problem)
                     calls[one.name]()
                 except Exception as error:  # what is timed may need more memory than what was checked
-                    entry = replace(failed(error), check=entry.check)
+                    entry = replace(failed(error), checks=entry.checks)
             entries[one.name] = entry
         timer = partial(time_interleaved, repeats=self.repeats, clock=cold_cuda_seconds if self.device == "cuda" else None)
-        if in_a_row:
+        if table == LAUNCHES:
             timer = partial(time_interleaved, repeats=self.repeats, warmup=3, min_time=0.02, device=self.device)
         measured = side_by_side(entries, calls, flops, Ceilings(problem.dtype, self.device), timer)
         return rows_of(table, facts, measured)
@@ -291,28 +234,6 @@ class GpuSuite(Suite):
                 rows.append(replace(row, verdict="failed", reasons=(error_line(error),)))
         return rows
 
-    def long(self) -> list[Row]:
-        """Measure one forward pass over sixteen million tokens in bf16, or over eight where those do not fit."""
-        row = self.forward_over(LONG // self.divisor)
-        return [self.forward_over(LONG // self.divisor // 2) if row.verdict == "failed" else row]
-
-    def forward_over(self, seq: int) -> Row:
-        """Measure one forward pass over so many tokens; both ends must be what they are alone."""
-        problem = replace(self.problem("C", 64, dtype="bfloat16"), seq=seq)
-        (ours,) = backend_implementations(OURS[:1])
-        row = Row(table="long", case=dict(what=f"{seq:,} tokens, bf16 forward", seq=seq), who=ours.name)
-        if reasons := ours.refusals(problem):
-            return replace(row, verdict="refused", reasons=tuple(reasons))
-        try:
-            inputs = long_inputs(problem)
-            different = check_ends(ours, problem, inputs, ours.once(inputs, problem))
-            time = time_interleaved({"": partial(ours.once, inputs, problem)}, repeats=3, device=self.device)[""]
-        except torch.cuda.OutOfMemoryError as error:
-            return replace(row, verdict="failed", reasons=(str(error).splitlines()[0],))
-        wrong = tuple(f"{what}: {bits} results differ" for what, bits in different.items() if bits)
-        values, verdict = dict(flops=ours.flops(problem)), "wrong" if wrong else "measured"
-        return replace(row, verdict=verdict, reasons=wrong, samples=time.samples_s, values=values)
-
 
 def timed_call(implementation: Implementation, inputs: Tensors, problem: Problem) -> Call:
     """Return the forward pass; or, where the problem asks for gradients, the backward pass alone."""
@@ -320,22 +241,3 @@ def timed_call(implementation: Implementation, inputs: Tensors, problem: Problem
         return partial(implementation.once, inputs, problem)
     out = implementation.attend(inputs, problem)
     return partial(torch.autograd.grad, out, inputs.qkv, inputs.dout, retain_graph=True)
-
-
-def check_ends(ours: Implementation, problem: Problem, inputs: Tensors, out: Any) -> dict[str, int]:
-    """Count the results of the first and the last segments that differ from those of these tokens alone."""
-    longest = max(problem.pattern.segment_lengths)
-    ends = {}
-    for what, start in (("the first tokens", 0), ("the last tokens", problem.seq // longest * longest - longest)):
-        rows = slice(start, start + longest)
-        query, key, value, dout = (x[:, rows] for x in (*inputs.qkv, inputs.dout))
-        alone = ours.once(Tensors(query, key, value, None, dout), replace(problem, seq=longest))
-        ends[what] = int((alone != out[:, rows]).sum())
-    return ends
-
-
-def long_inputs(problem: Problem) -> Tensors:
-    """Return random tensors made in their own dtype: in fp32 first, they would not fit."""
-    shape = problem.batch, problem.seq, problem.heads, problem.head_dim
-    query, key, value = (torch.randn(shape, dtype=torch.bfloat16, device=problem.device.type) for _ in range(3))
-    return Tensors(query, key, value, None, query)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from dilkit.tools.bench.suites.preferences import CHOICE, METHOD, no_gpu, preference_rows, ratios, worst_problems
+from dilkit.tools.bench.suites.preferences import CHOICE, METHOD, no_gpu, preference_rows, ratios
 from dilkit.tools.bench.target import Target, Values
 from dilkit.tools.console.text import in_seconds
 from dilkit.tools.report.document import Table
@@ -20,20 +20,9 @@ NOTED = "noted"
 """The table of what steps noted."""
 
 
-def _summary(result: RowsResult) -> str:
-    """Return the first line: how many steps found something wrong, and how many are left."""
-    worst = max(ratios(result).values(), default=None)
-    sweep = f"; at worst the automatic choice takes {worst:.2f} times as long as the fastest" if worst else ""
-    bad = f"{len(_bad(result))} of {len(_steps(result))} steps of a GPU day found something WRONG"
-    return placed(result, f"{bad}, {len(_left(result))} of {len(result.steps)} steps are left{sweep}")
-
-
-def _steps(result: RowsResult) -> list[Row]:
-    return [row for row in result.rows if row.table in STEPS]
-
-
-def _bad(result: RowsResult) -> list[Row]:
-    return [row for row in _steps(result) if row.verdict == "failed"]
+def _steps(result: RowsResult, verdict: str = "") -> list[Row]:
+    """Return the steps that have ended, or those with this verdict."""
+    return [row for row in result.rows if row.table in STEPS and verdict in ("", row.verdict)]
 
 
 def _left(result: RowsResult) -> list[str]:
@@ -41,30 +30,32 @@ def _left(result: RowsResult) -> list[str]:
     return [name for _, name in result.steps if name not in ended]
 
 
+def _summary(result: RowsResult) -> str:
+    worst = max(ratios(result).values(), default=None)
+    sweep = f"; at worst the automatic choice takes {worst:.2f} times as long as the fastest" if worst else ""
+    bad = f"{len(_steps(result, 'failed'))} of {len(_steps(result))} steps of a GPU day found something WRONG"
+    return placed(result, f"{bad}, {len(_left(result))} of {len(result.steps)} steps are left{sweep}")
+
+
 def _wrong(result: RowsResult) -> Iterator[Table]:
-    rows = ((row.case["name"], row.values["ended"], "; ".join(row.reasons)) for row in _bad(result))
+    rows = ((row.case["name"], row.values["ended"], "; ".join(row.reasons)) for row in _steps(result, "failed"))
     yield Table("WRONG", ("step", "what", "found"), tuple(rows))
 
 
 def _function(name: str) -> str:
-    """Return the name of a test without its parameters."""
     return name.rpartition("/")[2].partition("[")[0]
 
 
-def _tables(result: RowsResult) -> Iterator[Table]:
-    """Yield a table of the steps of each kind, the tests of one function in a row."""
-    for table in STEPS:
-        groups: dict[str, list[Row]] = {}
-        for row in (row for row in result.rows if row.table == table):
-            groups.setdefault(row.values.get("what", _function(row.case["name"])), []).append(row)
-        rows = []
-        for what, steps in groups.items():
-            first, counts = steps[0].values, Counter(step.values["ended"] for step in steps)
-            ended = "WRONG" if any(step.verdict == "failed" for step in steps) else str(first["ended"])
-            listed = ", ".join(f"{count} {name}" for name, count in counts.items())
-            took = in_seconds(sum(step.values["seconds"] for step in steps))
-            rows.append((what, ended, took, str(first["found"]) if len(steps) == 1 else listed))
-        yield Table(table, ("step", "", "took", "found"), tuple(rows))
+def _ended(result: RowsResult) -> Iterator[Table]:
+    groups: dict[str, list[Row]] = {}
+    for row in _steps(result):
+        groups.setdefault(row.values.get("what", _function(row.case["name"])), []).append(row)
+    rows = []
+    for what, steps in groups.items():
+        ended = ", ".join(f"{count} {name}" for name, count in Counter(step.values["ended"] for step in steps).items())
+        found = str(steps[0].values["found"]) if len(steps) == 1 else ""
+        rows.append((what, ended, in_seconds(sum(step.values["seconds"] for step in steps)), found))
+    yield Table("Steps", ("step", "ended", "took", "found"), tuple(rows))
 
 
 def _notes(result: RowsResult) -> Iterator[str]:
@@ -77,7 +68,6 @@ def _notes(result: RowsResult) -> Iterator[str]:
 
 
 def _noted(value: str, end: str = "") -> Callable[[RowsResult], Values]:
-    """Read a number that steps noted."""
     return lambda result: {
         row.case["what"]: float(row.values[value])
         for row in result.rows
@@ -88,13 +78,14 @@ def _noted(value: str, end: str = "") -> Callable[[RowsResult], Values]:
 TARGETS = (
     Target("verify: wrong results", 0, 0, _noted("wrong"), "", lower=True, exact=True, missing=no_gpu),
     CHOICE,
+    Target("the longest sequence, bf16 forward on one GPU", 2**23, 2**24, _noted("tokens"), " tokens", missing=no_gpu),
     Target("first call, its kernels compiled", 10, 3, _noted("seconds", "first call"), " s", lower=True, missing=no_gpu),
 )
 REPORT = Report(
     summary=_summary,
     summary_first=True,
     place="{device_name}, {threads} threads",
-    tables=(_wrong, preference_rows, worst_problems, _tables),
+    tables=(_wrong, preference_rows, _ended),
     notes=_notes,
     method="Each step is a process with a deadline, and what it found is written down at once. What the first stage found wrong "
     f"is not timed; w{METHOD[1:]}",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
 from typing import Any, ClassVar
 
 from dilkit.tools.report.document import Document, Table, tables
 from dilkit.tools.report.headline import place
-from dilkit.tools.results.record import Result
+from dilkit.tools.results.environment import Result
 
 SHARED_KIB = dict(sm_70=96, sm_75=64, sm_80=163, sm_86=99, sm_89=99, sm_90=227, sm_100=227, sm_120=99)
 """Shared memory that a block may have, where that is more than the `STATIC_KIB` that a kernel may declare anywhere."""
@@ -110,15 +109,8 @@ def document(result: KernelsResult) -> Document:
     architectures = tuple(dict.fromkeys(kernel.architecture for kernel in result.kernels()))
     rows = []
     for (name, dtype, head_dim, tile), uses in sorted(groups.items(), key=lambda group: group[0]):
-        threads, blocks = _range(one.threads for one in uses.values()), _range(one.blocks for one in uses.values())
-        shared = _range((one.shared + one.dynamic) / 1024 for one in uses.values())
         registers = (str(uses[architecture].registers) if architecture in uses else "" for architecture in architectures)
-        rows.append((name, DTYPES[dtype], str(head_dim), str(tile), threads, blocks, f"{shared} KiB", *registers))
-    columns = ("kernel", "dtype", "head_dim", "tile", "threads", "blocks", "shared memory", *architectures)
+        rows.append((name, DTYPES[dtype], str(head_dim), str(tile), *registers))
+    columns = ("kernel", "dtype", "head_dim", "tile", *architectures)
     table = Table("Registers of a thread in plain calls, by architecture", columns, tuple(rows))
     return Document(headline=(sentence(result), place(result)), tables=tables(table))
-
-
-def _range(values: Iterable[float]) -> str:
-    texts = sorted({f"{value:.3g}" for value in values}, key=float)
-    return texts[0] if len(texts) == 1 else f"{texts[0]} to {texts[-1]}"

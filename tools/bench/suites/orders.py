@@ -1,6 +1,6 @@
-"""`dilkit bench --suite orders`: token orders on one thread, beside a store loop and packages that compute Hilbert curves.
+"""`dilkit bench --suite orders`: token orders on one thread, beside a store loop and hilbertsfc.
 
-Where a row has `points`, its samples are seconds for a million points: slow packages get fewer points.
+Where a row has `points`, its samples are seconds for a million points.
 """
 
 from __future__ import annotations
@@ -17,27 +17,24 @@ from typing import Any
 import numpy as np
 
 from dilkit import order
-from dilkit.op.free_memory import give_memory_back
 from dilkit.orders.locality import locality_report
 from dilkit.orders.points import instruction_set
 from dilkit.orders.token_order import CURVES
-from dilkit.plan import cache_clear
 from dilkit.threads import torch_threads
 from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteSizes, SuiteStep
 from dilkit.tools.bench.target import Target, each
 from dilkit.tools.bench.workloads import order_contenders as contenders
-from dilkit.tools.bench.workloads.order_contenders import PACKAGES, Array, Contender, Dilkit, HilbertCurve
-from dilkit.tools.measure.timing import Call
-from dilkit.tools.report.document import Axis, Table
+from dilkit.tools.bench.workloads.order_contenders import Array, Contender, Dilkit, HilbertSFC
+from dilkit.tools.report.document import Axis
 from dilkit.tools.report.points import sampled
 from dilkit.tools.report.targets import number
-from dilkit.tools.report.views import NAMES, SAMPLES, TIME, TIMES, WHO, Column, PlotView, Report, TableView, fact, faster, stored
+from dilkit.tools.report.views import NAMES, SAMPLES, TIME, TIMES, WHO, Column, PlotView, Report, TableView, fact, faster
 from dilkit.tools.results.rows import CaseRows, Row, RowsResult
 
-OURS, OTHERS = Dilkit.name, tuple(package.name for package in PACKAGES)
+OURS, OTHER = Dilkit.name, HilbertSFC.name
 COMPARED = ("permutation", "rank", "encode", "decode", "sort")
-"""Tables of the cases in which packages take part."""
-COLD, COLD_WITH_RANKS, WARM = "cold", "cold, with ranks", "warm"
+"""Tables of the cases in which hilbertsfc takes part; rank and sort are those of earlier versions."""
+WARM = "warm"
 GRIDS = {"square": (1024, 1024), "large": (4096, 4096), "cube": (128, 128, 128), "frame": (1080, 1920), "video": (33, 45, 80)}
 POINTS = {2: (1 << 20, (10, 16)), 3: (1 << 21, (7, 10))}
 RATES = (4, 8, 16)
@@ -47,14 +44,13 @@ RATES = (4, 8, 16)
 class OrdersSizes(SuiteSizes):
     """--quick divides the sides of `grids`, and numbers of points by the square of that.
 
-    `points`: by the number of axes, how many and of how many bits; `sorted` of them are sorted. `near`, `near_segment`: grid and
+    `points`: by the number of axes, how many and of how many bits. `near`, `near_segment`: grid and
     segment in which distances to the nearest kept key are measured, which do not depend on the machine.
     """
 
     divisor: int = 16
     grids: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: GRIDS)
     points: Mapping[int, tuple[int, tuple[int, ...]]] = field(default_factory=lambda: POINTS)
-    sorted: int = 1_000_000
     near: tuple[int, int] = (256, 256)
     near_segment: int = 4096
 
@@ -67,7 +63,6 @@ def _over(case: CaseRows, who: str, base: str = OURS) -> float | None:
 
 
 def _speed(name: str, must: float, aim: float, table: str, **facts: Any) -> Target:
-    """Time of dilkit in nanoseconds a point."""
     read = each(table, lambda case: 1e3 * case.rows[OURS].median_s if case.timed(OURS) else None, "{size}", **facts)
     return Target(name, must, aim, read, " ns/point", lower=True)
 
@@ -78,12 +73,8 @@ def _nearest(every: int, must: float, aim: float) -> Target:
     return Target(f"nearest kept key, keeping every {every}th", must, aim, read, " cells", lower=True)
 
 
-def _package(name: str) -> Target:
-    def missing(result: RowsResult) -> str | None:
-        return next((package["absent"] for package in result.facts["packages"] if package["name"] == name), "not looked for")
-
-    read = each(COMPARED, lambda case: _over(case, name))
-    return Target(f"time of {name} over dilkit's, the least of all rows", 1.0, None, read, missing=missing)
+def _missing(result: RowsResult) -> str | None:
+    return next((package["absent"] for package in result.facts["packages"] if package["name"] == OTHER), "not looked for")
 
 
 _STORES = each("permutation", lambda case: _over(case, OURS, contenders.STORE_LOOP), "{size}", grid="large", dtype="int32")
@@ -101,40 +92,25 @@ TARGETS = (
     _speed("decode, random 3-D points", 3.0, 2.0, "decode", axes=3),
     Target("a warm order(...), from the cache", 5.0, None, _WARM, " us", lower=True),
     *(_nearest(every, must, aim) for every, must, aim in ((4, 0.85, 0.84), (8, 1.10, 1.09), (16, 1.77, 1.76))),
-    *map(_package, OTHERS),
-)
-
-
-def _packages(result: RowsResult) -> Iterator[Table]:
-    packages = result.facts["packages"]
-    rows = tuple((one["name"], one["version"] or "-", one["summary"], one["absent"] or "took part") for one in packages)
-    yield Table("Packages", ("package", "version", "what it computes", ""), rows)
-
-
-def _cells(row: Row) -> int:
-    return prod(map(int, row.case["size"].split(" x ")))
-
-
-def _checked(result: RowsResult) -> Iterator[str]:
-    checks = sum(len(row.values.get("checked", ())) for row in result.rows if row.table in COMPARED)
-    yield f"{checks} checks of results, each just before its timing"
+    Target(
+        f"time of {OTHER} over dilkit's, the least of all rows", 1.0, None, each(COMPARED, lambda case: _over(case, OTHER)),
+        missing=_missing,
+    ),
+)  # fmt: skip
 
 
 NS = Column("ns a point", lambda row, case: number(1e3 * row.median_s))
-COLD_NS = Column("ns a point", lambda row, case: "-" if row.who == WARM else number(1e9 * row.median_s / _cells(row)))
 QUARTILES = Column("quartiles", lambda row, case: " - ".join(number(1e3 * quartile) for quartile in row.quartiles_s))
 RATIO = Column("time / dilkit's", lambda row, case: "-" if (ratio := _over(case, row.who)) is None else number(ratio))
 NS_AXES = NAMES, Axis("nanoseconds a point", "number")
-CELL_AXES = NAMES, Axis("mean distance, in cells", "number")
 KEPT = fact("every", "key kept", "every {}th"), WHO, fact("mean", template="{:.3f}"), fact("max", "largest", "{:.3g}")
 REPORT = Report(
     place="{device_name}, one thread, encode and decode with {isa}",
     packages="Python {python}, numpy {numpy}",
     tables=(
         TableView("All times", COMPARED, (fact("what"), WHO, NS, QUARTILES, SAMPLES, fact("points", template="{:,}"), RATIO)),
-        TableView("Calls of order", "order", (fact("size", "grid"), Column("call", WHO.cell), TIME, COLD_NS)),
+        TableView("Calls of order, from the cache", "order", (fact("size", "grid"), TIME), who=(WARM,)),
         TableView("Distance to the nearest kept key", "locality", KEPT, timed=False),
-        _packages,
     ),
     plots=(
         PlotView(
@@ -146,9 +122,8 @@ REPORT = Report(
             who=(OURS, contenders.STORE_LOOP),
         ),
         PlotView(
-            "Speed-up over packages, with 95% intervals", COMPARED, "{what}", faster(OURS), (NAMES, TIMES), mark=1.0, who=OTHERS
+            f"Speed-up over {OTHER}, with 95% intervals", COMPARED, "{what}", faster(OURS), (NAMES, TIMES), mark=1.0, who=(OTHER,)
         ),
-        PlotView("Distance to the nearest kept key", "locality", "every {every}th key kept", stored("mean"), CELL_AXES),
     ),
     sentences={
         "2-D Hilbert, 1024 x 1024": "the Hilbert order of 1024 x 1024 tokens takes {}",
@@ -156,94 +131,71 @@ REPORT = Report(
         "a warm order(...), from the cache": "one that is in the cache {}",
         "time of hilbertsfc over dilkit's, the least of all rows": "hilbertsfc, the fastest other package, at least {} as long",
     },
-    notes=_checked,
+    notes=lambda result: [", ".join(f"{one['name']} {one['version'] or one['absent']}" for one in result.facts["packages"])],
     method="Medians of all samples on one thread, all contenders of a row in turns; a sample is as many calls as last 20 ms, a "
     "ratio the median of those within a round. dilkit's results go into arrays that were written to before; the store loop is "
-    "out[i] = i into the array of dilkit's permutation. A cold call of order finds an empty cache and memory fresh from the "
-    "system. A package that would take longer than --budget seconds gets fewer points; time a point counts. Packages have codes "
-    "on cubes of a power of two alone: on other grids their codes are sorted, which makes a curve with jumps. Before it is "
-    "timed, each must visit a small grid by steps of one cell, and its result must visit each cell once, ascend, or give the "
-    "inputs back. Distances to the nearest kept key are means over a grid of 256 x 256 in segments of 4,096.",
+    "out[i] = i into the array of dilkit's permutation. hilbertsfc is compiled before; its permutation is the faster of decode "
+    "and NumPy, and of its kernel in a numba loop. Slow packages got fewer points in earlier versions; time a point counts. "
+    "Packages have codes on cubes of a power of two alone: on other grids earlier versions sorted these, which makes a curve "
+    "with jumps. Before it is timed, each must visit a small grid by steps of one cell, and its result must visit each cell "
+    "once, or give the inputs back. Distances to the nearest kept key are means over a grid of "
+    "256 x 256 in segments of 4,096.",
 )
 
 
 @dataclass(frozen=True)
 class OrdersSuite(Suite):
-    """Orders of grids, codes of points, and distances. `packages`: measured where they are installed."""
+    """Orders of grids, codes of points, and distances; hilbertsfc is measured where it is installed."""
 
     NAME = "orders"
-    SUMMARY = "token orders against a store loop and packages that compute Hilbert curves, and what they keep near"
+    SUMMARY = "token orders against a store loop and hilbertsfc, and what they keep near"
     TARGETS = TARGETS
-    PEERS = OTHERS
+    PEERS = (OTHER,)
 
     repeats: int = 11
-    budget: float = 0.25
     sizes: OrdersSizes = field(default_factory=OrdersSizes, metadata=NO_OPTION)
-    packages: tuple[HilbertCurve, ...] = field(default=PACKAGES, metadata=NO_OPTION)
+    other: HilbertSFC = field(default_factory=HilbertSFC, metadata=NO_OPTION)
 
     def steps(self) -> Iterator[SuiteStep]:
-        for name, dtype in product(self.sizes.grids, ("int32", "int64")):
-            yield SuiteStep("permutation", f"permutation: {name}, {dtype}", partial(self.permutation, name, dtype))
-        for name in ("square", "cube"):
-            yield SuiteStep("rank", f"rank: {name}", partial(self.rank, name))
+        for name in self.sizes.grids:
+            yield SuiteStep("permutation", f"permutation: {name}, int32", partial(self.permutation, name))
         for ndim, (_, sizes) in self.sizes.points.items():
             for bits, what in product(sizes, ("encode", "decode")):
                 yield SuiteStep(what, f"{what}: {ndim}-D, {bits} bits", partial(self.points, what, ndim, bits))
-        for ndim, (_, sizes) in self.sizes.points.items():
-            yield SuiteStep("sort", f"sort: {ndim}-D", partial(self.points, "sort", ndim, sizes[-1]))
-        for what, name in product((COLD, WARM), self.sizes.grids):
-            yield SuiteStep("order", f"{what} order: {name}", partial(self.order, name, what))
+        for name in self.sizes.grids:
+            yield SuiteStep("order", f"{WARM} order: {name}", partial(self.order, name))
         yield SuiteStep("locality", "nearest kept keys", self.locality)
 
     @contextmanager
     def prepared(self) -> Iterator[dict[str, Any]]:
-        facts = [
-            dict(name=p.name, summary=p.summary, version=p.version(), absent=None if p.version() else f"not installed: {p.needs}")
-            for p in self.packages
-        ]
+        version = self.other.version()
+        absent = None if version else "not installed: Python 3.12 or newer, and pip install dilkit[peers]"
         with torch_threads(1):
-            yield dict(packages=facts, isa=instruction_set())
+            yield dict(packages=[dict(name=OTHER, version=version, absent=absent)], isa=instruction_set())
 
-    def permutation(self, name: str, dtype: str) -> list[Row]:
-        """The whole curve through a grid, into an array written to before; packages in int32 alone."""
+    def permutation(self, name: str) -> list[Row]:
+        """The whole curve through a grid, into an array written to before."""
         shape, case = self._grid(name)
-        case |= dict(what=f"permutation, {case['size']}, {dtype}", dtype=dtype)
-        packages = self._present if dtype == "int32" else []
-        return self._compared("permutation", case, prod(shape), contenders.permutation(shape, dtype, packages))
-
-    def rank(self, name: str) -> list[Row]:
-        """The inverse, made directly and from the permutation."""
-        shape, case = self._grid(name)
-        case |= dict(what=f"rank, {case['size']}, int32")
-        return self._compared("rank", case, prod(shape), contenders.rank(shape, self._present))
+        case |= dict(what=f"permutation, {case['size']}, int32", dtype="int32")
+        return self._compared("permutation", case, prod(shape), contenders.permutation(shape, self._present))
 
     def points(self, what: str, ndim: int, bits: int) -> list[Row]:
-        """Codes of random points, points of random codes, or the order of random points."""
-        count = (self.sizes.sorted if what == "sort" else self.sizes.points[ndim][0]) // self.divisor**2
+        """Codes of random points, or points of random codes."""
+        count = self.sizes.points[ndim][0] // self.divisor**2
         if what == "decode":
             compared = contenders.decode(_random(count, 1, ndim * bits)[0], ndim, bits, self._present)
-        elif what == "encode":
-            compared = contenders.encode(_random(count, ndim, bits), bits, self._present)
         else:
-            compared = contenders.sort(_random(count, ndim, bits), self._present)
+            compared = contenders.encode(_random(count, ndim, bits), bits, self._present)
         case = dict(what=f"{what}, {ndim}-D, {bits} bits", size=f"{bits} bits", axes=ndim)
         return self._compared(what, case, count, compared)
 
-    def order(self, name: str, what: str) -> list[Row]:
-        """`order(...)`, cold and with its ranks, with nothing cached and all memory fresh from the system; or from the cache."""
-
-        def forget() -> None:
-            cache_clear()
-            give_memory_back()
-
+    def order(self, name: str) -> list[Row]:
+        """`order(...)` from the cache."""
         shape, case = self._grid(name)
         perm, rank = order(shape).perm, order(shape).rank
         findings = contenders.visits(perm, shape) | contenders.same("rank[perm[i]] is i", rank[perm], np.arange(len(perm)))
-        calls: dict[str, Call] = {WARM: lambda: order(shape)}
-        if what == COLD:
-            calls = {COLD: lambda: order(shape), COLD_WITH_RANKS: lambda: order(shape).rank}
-        compared = {who: Contender(partial(_same_call, call), lambda count, result: findings) for who, call in calls.items()}
-        return self._compared("order", case, 0, compared, before=forget if what == COLD else None)
+        warm = Contender(lambda: partial(order, shape), lambda result: findings)
+        return self._compared("order", case, 0, {WARM: warm})
 
     def locality(self) -> list[Row]:
         """Distances to the nearest kept key, by curve and dilation rate."""
@@ -255,23 +207,17 @@ class OrdersSuite(Suite):
         return rows
 
     @property
-    def _present(self) -> list[HilbertCurve]:
-        return [package for package in self.packages if package.version()]
+    def _present(self) -> list[HilbertSFC]:
+        return [self.other] if self.other.version() else []
 
     def _grid(self, name: str) -> tuple[tuple[int, ...], dict[str, Any]]:
         """The shape of a grid, and its sides in words and its name, as facts of a case."""
         shape = tuple(max(2, side // self.divisor) for side in self.sizes.grids[name])
         return shape, dict(size=_size(shape), grid=name)
 
-    def _compared(
-        self, table: str, case: dict[str, Any], points: int, compared: contenders.Contenders, before: Call | None = None
-    ) -> list[Row]:
-        timing: dict[str, Any] = dict(repeats=self.repeats, min_time=0.0 if self.quick or before else 0.02, before=before)
-        return contenders.compare(table, case, points, compared, self.budget, **timing)
-
-
-def _same_call(call: Call, count: int) -> Call:
-    return call
+    def _compared(self, table: str, case: dict[str, Any], points: int, compared: contenders.Contenders) -> list[Row]:
+        min_time = 0.0 if self.quick else 0.02
+        return contenders.compare(table, case, points, compared, repeats=self.repeats, min_time=min_time)
 
 
 def _random(count: int, axes: int, bits: int) -> Array:

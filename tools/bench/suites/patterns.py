@@ -13,7 +13,7 @@ from dilkit.problem import Problem
 from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteSizes, SuiteStep
 from dilkit.tools.bench.target import GIB, Target, Values, memory_ratio, rate_ratio, time_ratio
 from dilkit.tools.bench.workloads import ways
-from dilkit.tools.bench.workloads.ways import LAYOUT, NATIVE, NEW_LAYOUT, ONE_BY_ONE, PEAKS, PLACE, times
+from dilkit.tools.bench.workloads.ways import LAYOUT, NATIVE, NEW_LAYOUT, ONE_BY_ONE, PLACE, times
 from dilkit.tools.measure.baselines import BASELINES
 from dilkit.tools.report import views
 from dilkit.tools.results.rows import RowsResult
@@ -50,13 +50,11 @@ class PatternsSizes(SuiteSizes):
 
 
 def _held(result: RowsResult) -> Values:
-    """Memory of the longest sequence with its inputs, in GiB."""
     longest = [list(case.rows.values())[-1] for case in result.cases("lengths")]
     return {row.who: row.values["memory_bytes"] / GIB for row in longest if row.values.get("memory_bytes")}
 
 
 def _linear(result: RowsResult) -> Values:
-    """Rate of the longest sequence over that of the shortest."""
     rates = {}
     for case in result.cases("lengths"):
         short, long = [who for who in case.rows if who.endswith("tokens")]
@@ -97,9 +95,6 @@ REPORT = views.Report(
     plots=(
         views.PlotView("Time: a sliding window", "windows", "{what}"),
         views.PlotView("Time: window, global tokens, segments", "mixes", "{what}"),
-        views.PlotView("Time: BigBird", "BigBird", "{what}"),
-        views.PlotView("Memory: BigBird", "BigBird", "{what}", *PEAKS),
-        views.PlotView("Time: blocks of each call, forward and backward", "layouts", "{what}"),
     ),
     sentences={
         TARGETS[0].name: "a sliding window by FlexAttention takes {} as long as by dilkit",

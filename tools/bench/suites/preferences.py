@@ -9,19 +9,16 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import product
-from typing import Any
 
 from dilkit import registry, selector
 from dilkit.backend import Backend
 from dilkit.device import cuda_count, device_named
 from dilkit.problem import Problem
 from dilkit.selection import tuned
-from dilkit.selection.preference_table import row_of as preference_row
-from dilkit.selection.preference_table import table_preference
+from dilkit.selection.preference_table import row_of as preference_row, table_preference
 from dilkit.tools.bench.configuration import Configuration
 from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteSizes, SuiteStep
 from dilkit.tools.bench.target import Target, each
-from dilkit.tools.console.text import in_seconds
 from dilkit.tools.measure.case import CaseRunner
 from dilkit.tools.measure.implementation import backend_implementations
 from dilkit.tools.report.document import Table
@@ -29,7 +26,7 @@ from dilkit.tools.report.views import Report
 from dilkit.tools.results.rows import CaseRows, Row, RowsResult, rows_of
 
 FIVE, RATES = (2048, 4096, 8192, 16384, 32768), (1, 2, 4, 8, 16)
-LAYERS: tuple[tuple[Configuration, bool], ...] = (
+LAYERS = (
     (Configuration(131072, FIVE, RATES), False),
     (Configuration(8192, FIVE, RATES), False),
     (Configuration(32768, (512, 1024), (1, 2)), False),
@@ -50,24 +47,13 @@ NEVER = ("numba_cuda", "reference", "flex")
 PICK = "automatic"
 WRONG_FROM = 1.15
 """How many times as long as the fastest the picked backend may take before a row of the preference table is wrong."""
-SHOWN = 12
-"""Problems that the table of the sweep shows, the worst first."""
-
-
-def seconds(case: CaseRows) -> dict[str, float]:
-    """Return the median time of each backend that was measured, the fastest first."""
-    return dict(sorted(((name, row.median_s) for name, row in case.rows.items() if row.samples), key=lambda pair: pair[1]))
-
-
-def picked(case: CaseRows) -> str:
-    """Return the backend that the preference table picks."""
-    return str(case.rows[PICK].values["picked"])
 
 
 def ratio(case: CaseRows) -> float | None:
     """Return the time of the picked backend over that of the fastest; None where the picked one was not measured."""
-    times = seconds(case)
-    return times[picked(case)] / min(times.values()) if picked(case) in times else None
+    times = {name: row.median_s for name, row in case.rows.items() if row.samples}
+    picked = case.rows[PICK].values["picked"]
+    return times[picked] / min(times.values()) if picked in times else None
 
 
 ratios = each("sweep", ratio, "{problem}")
@@ -81,26 +67,15 @@ def preference_rows(result: RowsResult) -> Iterator[Table]:
         groups.setdefault(case.rows[PICK].values["row"], []).append(case)
     rows = []
     for name, cases in groups.items():
+        picked = sorted({str(case.rows[PICK].values["picked"]) for case in cases})
         measured = [(value, case) for case in cases if (value := ratio(case)) is not None]
-        slow = [case for value, case in measured if value > WRONG_FROM]
-        fastest = ", ".join(sorted({next(iter(seconds(case))) for case in slow}))
+        slow = [[row for row in case.rows.values() if row.samples] for value, case in measured if value > WRONG_FROM]
+        fastest = ", ".join(sorted({min(timed, key=lambda row: row.median_s).who for timed in slow}))
         verdict = f"WRONG in {len(slow)}: {fastest}" if slow else "right" if measured else "not measured"
-        worst = f"{max(value for value, _ in measured):.2f}" if measured else "-"
-        rows.append((name, ", ".join(sorted(set(map(picked, cases)))), str(len(cases)), worst, verdict))
+        worst = [f"{value:.2f}: {case.label('{problem}')}" for value, case in sorted(measured, key=lambda pair: -pair[0])[:1]]
+        rows.append((name, ", ".join(picked), str(len(cases)), *(worst or "-"), verdict))
     header = ("row", "it says", "problems", "worst ratio", "measured")
     yield Table(f"Rows of the preference table: wrong from {WRONG_FROM} on", header, tuple(rows))
-
-
-def worst_problems(result: RowsResult) -> Iterator[Table]:
-    """Make the table of the problems on which the preference table is farthest from the fastest backend."""
-    measured = sorted(((value, case) for case in result.cases("sweep") if (value := ratio(case))), key=lambda pair: -pair[0])
-    rows = []
-    for value, case in measured[:SHOWN]:
-        times = seconds(case)
-        shown = ", ".join(f"{name} {in_seconds(taken)}" for name, taken in times.items())
-        rows.append((case.label("{problem}"), picked(case), next(iter(times)), f"{value:.2f}", shown))
-    header = ("problem", "the table says", "the fastest", "ratio", "times")
-    yield Table(f"The sweep: {len(measured)} problems, the worst first", header, tuple(rows))
 
 
 def no_gpu(result: RowsResult) -> str | None:
@@ -117,18 +92,10 @@ METHOD = (
 )
 REPORT = Report(
     place="{device_name}, {threads} threads",
-    tables=(preference_rows, worst_problems),
+    tables=(preference_rows,),
     sentences={SLOWEST: "at worst the automatic choice takes {} as long as the fastest"},
     method=METHOD,
 )
-
-
-@dataclass(frozen=True)
-class PreferencesSizes(SuiteSizes):
-    """`layers`: configurations of the sweep, each with or without a key padding mask."""
-
-    divisor: int = 128
-    layers: tuple[tuple[Configuration, bool], ...] = LAYERS
 
 
 @dataclass(frozen=True)
@@ -142,7 +109,7 @@ class PreferencesSuite(Suite):
     repeats: int = 5
     budget: float = 2.0
     backend: tuple[str, ...] = ()
-    sizes: PreferencesSizes = field(default_factory=PreferencesSizes, metadata=NO_OPTION)
+    sizes: SuiteSizes = field(default=SuiteSizes(128), metadata=NO_OPTION)
     device: str = field(default="cuda", metadata=NO_OPTION)
 
     def where(self) -> str:
@@ -152,22 +119,21 @@ class PreferencesSuite(Suite):
         if self.device != "cpu" and not cuda_count():
             raise ValueError("--suite preferences: torch sees no CUDA device; run it where `dilkit info` lists one")
         problems = [
-            self.problem(layer, dim, dtype=dtype, is_causal=causal, requires_grad=train, key_padding_mask=masked)
-            for (layer, masked), dtype, dim, causal, train in product(self.sizes.layers, DTYPES, HEAD_DIMS, FLAGS, FLAGS)
-        ]
+            layer.problem(
+                dim, self.divisor, device=device_named(self.device),
+                dtype=dtype, is_causal=causal, requires_grad=train, key_padding_mask=masked,
+            )
+            for (layer, masked), dtype, dim, causal, train in product(LAYERS, DTYPES, HEAD_DIMS, FLAGS, FLAGS)
+        ]  # fmt: skip
         for i in range(PARTS):
             yield from (SuiteStep("sweep", str(problem), partial(self.sweep, problem)) for problem in problems[i::PARTS])
-
-    def problem(self, layer: Configuration, dim: int, **fields: Any) -> Problem:
-        """Return the problem of a layer on the suite's device, its lengths divided where the suite is quick."""
-        return layer.problem(dim, self.divisor, device=device_named(self.device), **fields)
 
     def sweep(self, problem: Problem) -> list[Row]:
         """Check and time every backend that is able, beside what the preference table picks, whatever `dilkit tune` says."""
         known = {name: backend for name, backend in registry.backends().items() if isinstance(backend, Backend)}
         names = self.backend or [name for name in known if name not in NEVER]
         able = [name for name in names if not known[name].refusals(problem) and name not in LEFT_OUT.get(problem.dtype, ())]
-        runner = CaseRunner(backend_implementations(able), self.repeats, 0.01, self.budget, forward_memory=False)
+        runner = CaseRunner(backend_implementations(able), self.repeats, 0.01, self.budget)
         row, choice = preference_row(problem), selector.trace(problem, registry.backends(), (), table_preference(problem)).picked
         values = dict(picked=choice or "", row=row.where if row else "no row", shape=asdict(tuned.shape_of(problem)))
         case = dict(problem=str(problem))

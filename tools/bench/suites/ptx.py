@@ -43,14 +43,7 @@ def _run_of_all(rows: Iterable[Row]) -> str:
     return f"{sum(map(ended, filter(current, rows))):,} of {sum(row.values['trials'] for row in rows):,}" * bool(rows)
 
 
-def _faults(row: Row) -> tuple[int, int, int, int]:
-    """Return all faults, those caught, those explained, and those not noticed."""
-    caught, explained, lives = row.values["caught"], row.values["explained"], len(row.values["lives"])
-    return caught + explained + lives, caught, explained, lives
-
-
 def _summary(result: RowsResult) -> str:
-    """Return the sentence on README.md: how much of what there is has been run, and what was wrong."""
     trials, counts = _rows(result, TRIALS), []
     for backend in BACKENDS:
         rows = [row for row in trials if row.who == backend]
@@ -61,15 +54,17 @@ def _summary(result: RowsResult) -> str:
         f"The PTX of today's kernels was executed on a CPU, instruction by instruction: {', '.join(counts[:-1])} and "
         f"{counts[-1]}; {f'{wrong} are WRONG' if wrong else 'none is wrong'}."
     )
-    if not (faults := [_faults(row) for row in _rows(result, FAULTS) if current(row)]):
+    if not (faults := [row.values for row in _rows(result, FAULTS) if current(row)]):
         return executed
-    tried, caught, explained, lives = map(sum, zip(*faults, strict=True))
-    noticed = f"Of {tried:,} faults put into it {caught:,} were caught and {explained} are explained as harmless"
-    return f"{executed} {noticed}{f'; {lives} were NOT CAUGHT' * bool(lives)}."
+    caught, explained = (sum(values[name] for values in faults) for name in ("caught", "explained"))
+    lives = sum(len(values["lives"]) for values in faults)
+    noticed = f"{caught:,} were caught and {explained} are explained as harmless"
+    return (
+        f"{executed} Of {caught + explained + lives:,} faults put into it {noticed}{f'; {lives} were NOT CAUGHT' * bool(lives)}."
+    )
 
 
 def _tables(result: RowsResult) -> Iterator[Table]:
-    """Yield trials by backend and kind of GPU, and faults by kernel."""
     groups: dict[tuple[int, int], list[Row]] = {}
     for row in _rows(result, TRIALS):
         groups.setdefault((BACKENDS.index(row.who), int(row.case["architecture"].removeprefix("sm_"))), []).append(row)
@@ -78,18 +73,9 @@ def _tables(result: RowsResult) -> Iterator[Table]:
         counts = [_run_of_all(row for row in group if row.case["rounded"] == rounded) for rounded in (False, True)]
         run = [row for row in group if current(row)]
         outcomes = [str(sum(len(row.values[name]) for row in run)) for name in ("wrong", "refused")]
-        rows.append((BACKENDS[backend], f"sm_{architecture}", *counts, *outcomes, *_spent(run)))
-    header = ("backend", "architecture", "rounded once", "rounded as measured", "wrong", "refused", "minutes", "last run")
+        rows.append((BACKENDS[backend], f"sm_{architecture}", *counts, *outcomes))
+    header = ("backend", "architecture", "rounded once", "rounded as measured", "wrong", "refused")
     yield Table("Trials, by backend and kind of GPU", header, tuple(rows))
-    of_kernels = [(row.case["kernel"], *map(str, _faults(row)), *_spent([row])) for row in _rows(result, FAULTS) if current(row)]
-    of_faults = ("kernel", "faults", "caught", "explained", "not noticed", "minutes", "last run")
-    yield Table("Faults that the PTX was given, by kernel", of_faults, tuple(of_kernels))
-
-
-def _spent(rows: list[Row]) -> tuple[str, str]:
-    """Return minutes of CPU time, and the last day."""
-    minutes = sum(row.values["seconds"] for row in rows) / 60
-    return f"{minutes:.1f}", max((row.values["date"][:10] for row in rows), default="")
 
 
 REPORT = Report(summary=_summary, summary_first=True, place="{device_name}, threads: {threads}", tables=(_tables,))
@@ -144,7 +130,6 @@ def _written(node: object) -> str:
 
 
 def _is_silent(node: object) -> bool:
-    """Return True for an import or a docstring."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     return isinstance(node, ast.Import | ast.ImportFrom)

@@ -13,11 +13,11 @@ from dilkit.tools.bench.configuration import CONFIGURATIONS, Configuration
 from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteSizes, SuiteStep
 from dilkit.tools.bench.target import Target, memory_ratio, time_ratio
 from dilkit.tools.bench.workloads import ways
-from dilkit.tools.bench.workloads.ways import PEAKS, PLACE, times
+from dilkit.tools.bench.workloads.ways import PLACE, times
 from dilkit.tools.report import views
 
 PLAIN, ALIBI, COORDINATES, TABLE = "no bias", "ALiBi", "2-D ALiBi", "table"
-OURS, MATRIX, GIVEN, EAGER = "dilkit", "torch, full matrix", "torch, matrix made before", "torch, eager"
+OURS, MATRIX, EAGER = "dilkit", "torch, full matrix", "torch, eager"
 FORWARD, TRAINED = "forward", "forward and backward"
 PLANE = BiasForm(dims=2, metric="euclidean", placed=True)
 LONG_ROUNDS = 3
@@ -70,7 +70,6 @@ REPORT = views.Report(
     plots=(
         views.PlotView("Time: biases", "biases", "{what}"),
         views.PlotView("Time: beside torch", ("a slide", "a layer"), "{what}"),
-        views.PlotView("Memory: beside torch", ("a slide", "a layer"), "{what}", *PEAKS),
     ),
     sentences={
         TARGETS[6].name: "a slide with 2-D ALiBi by torch with a matrix takes {} as long as by dilkit",
@@ -79,7 +78,7 @@ REPORT = views.Report(
     },
     method="fp32; times are medians of samples taken in turns. Before it is timed, every way is compared with the definition in "
     "fp64. Slopes and tables are learned where there is a backward pass. torch's matrix of all pairs is made in the call, as "
-    "dilkit's distances are, or before; it leaves memory for few heads. Eager torch multiplies, caps, masks and weighs in "
+    "dilkit's distances are; it leaves memory for few heads. Eager torch multiplies, caps, masks and weighs in "
     "operators of their own. Memory is the most that a call held beside its inputs, the matrix counted.",
 )
 
@@ -91,7 +90,7 @@ class ScoresSuite(Suite):
     NAME = "scores"
     SUMMARY = "biases by position and softcaps, beside no bias and beside torch with a matrix of all pairs"
     TARGETS = TARGETS
-    MAY_FAIL = (MATRIX, GIVEN, EAGER)
+    MAY_FAIL = (MATRIX, EAGER)
 
     sizes: ScoresSizes = field(default_factory=ScoresSizes, metadata=NO_OPTION)
 
@@ -105,7 +104,7 @@ class ScoresSuite(Suite):
         yield ways.step("a layer", "a layer like Gemma 2's, with a softcap", f"{seq:,} tokens", posed, long, 1)
         seq = sizes.tiles // self.divisor
         problem = Problem(pattern=Pattern.dense(), bias=PLANE, seq=seq, heads=sizes.tile_heads, head_dim=sizes.head_dim)
-        posed = {OURS: (kernel, problem), MATRIX: (ways.MATRIX, problem), GIVEN: (ways.MATRIX_BEFORE, problem)}
+        posed = {OURS: (kernel, problem), MATRIX: (ways.MATRIX, problem)}
         yield ways.step("a slide", "a slide with 2-D ALiBi, by torch with a matrix too", f"{seq:,} tiles", posed, long, 2)
         forms = {PLAIN: None, ALIBI: BiasForm(), COORDINATES: PLANE, TABLE: BiasForm(sizes=(sizes.table,))}
         for backward, what, weight, rounds in ((False, FORWARD, 3, min(self.repeats, 5)), (True, TRAINED, 8, long)):

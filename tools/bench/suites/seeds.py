@@ -1,20 +1,17 @@
-"""`dilkit bench --suite seeds`: every table that older implementations published, measured again.
+"""`dilkit bench --suite seeds`: every figure that older implementations published, measured again.
 
-The published figures are data, in seeds.json: `settings` by name, `groups` of settings that a table compares, and the `documents`
-with their figures, each with the setting that measures it again and a note on what is known to be wrong with it.
+The published figures are data, in seeds.json: `settings` by name, `groups` of them, and the `documents` with their figures, each
+with the setting that measures it again and a note on what is known to be wrong with it.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import time
-from bisect import bisect_left
+import statistics
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,46 +23,44 @@ from dilkit.comm.launch.task import run
 from dilkit.nn import DilatedAttention, MultiheadDilatedAttention
 from dilkit.orders.token_order import TokenOrder, order
 from dilkit.pattern import Pattern
-from dilkit.plan import cache_clear
 from dilkit.problem import Problem
-from dilkit.registry import list_backends
-from dilkit.testing import memory
 from dilkit.testing.tensors import Tensors
 from dilkit.threads import usable_cores
 from dilkit.tools.bench.configuration import Configuration
-from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteSizes, SuiteStep
+from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteStep
 from dilkit.tools.bench.workloads.rank_jobs import beside_one_rank, job_step, memory_note, peaks_of
-from dilkit.tools.commands.bench import PEERS
-from dilkit.tools.measure.baselines import BASELINES
 from dilkit.tools.measure.case import CaseRunner
-from dilkit.tools.measure.implementation import BACKWARD_FLOPS, Implementation, backend_implementations
+from dilkit.tools.measure.implementation import Implementation, backend_implementations
 from dilkit.tools.measure.ranks_call import RanksCall
-from dilkit.tools.measure.timing import time_interleaved
-from dilkit.tools.results.decode import decode, encode
-from dilkit.tools.results.record import Entry
-from dilkit.tools.results.rows import Row, row_of, rows_of
+from dilkit.tools.report import views
+from dilkit.tools.report.document import Axis, Document, Plot, Series, Table
+from dilkit.tools.report.headline import placed
+from dilkit.tools.report.points import plain
+from dilkit.tools.results.decode import decode
+from dilkit.tools.results.rows import Row, RowsResult, row_of, rows_of
 
 if TYPE_CHECKING:
     from dilkit.comm import Comm
 
-HEAD_DIM = 64
-PASSES = ("forward", "forward + backward")
-LONG_CALL, LONGEST_BACKWARD, LONGEST_EXTRA = 1e11, 6e10, 3e11
-"""FLOPs of a call with fewer samples; those beyond which backward passes and unpublished settings are left to --full."""
-HALF_TO, HELD_AT_FIRST = 8192, 5
-"""Without --full: tokens to which half types are compared with fp32, and how many of `HELD` are measured."""
-PATIENCE = 15
-"""Factor by which a call may take longer with --full."""
-GRAIN = 512
-"""Tokens to which the longest sequence is found."""
-TWINS = ("float32", "bfloat16")
-"""Implementations that are the automatic choice with tensors of another dtype than the setting's."""
-SUMMARIES = {
-    "auto": "the automatic choice of backend",
-    "head-split": "the attention of each head in one branch alone, as in the older implementations",
-    "multihead": "MultiheadDilatedAttention: with its four projections",
-    "ordered": "with the order of a grid as nearly square as can be, along a Hilbert curve",
+CARD, PASS, MISSING, KIB, MIB = "GTX 1080", {"pass": "forward"}, "not measured", 2**10, 2**20
+"""The hardware of all published figures (sm_61, 8 GB), and what the documents measured."""
+HEAD_DIM, RANKS, MOST_CORES = 64, (1, 2), 4
+LONG_CALL = 1e11
+"""FLOPs of a call with fewer samples."""
+MEASURES: dict[str, Callable[[Row, Row], float]] = {
+    "ms": lambda row, base: 1000 * row.median_s,
+    "tokens/s": lambda row, base: float(row.values["tokens"]) / row.median_s,
+    "tokens/rank": lambda row, base: float(row.case["seq"] / row.case["ranks"]),
+    "MiB": lambda row, base: _peak_bytes(row) / MIB,
+    "KiB/token": lambda row, base: _per_token(row),
+    "KiB/token ratio": lambda row, base: _per_token(row) / _per_token(base),
+    "speedup": lambda row, base: base.median_s / row.median_s,
+    "slowdown": lambda row, base: row.median_s / base.median_s,
+    "reduction": lambda row, base: _peak_bytes(base) / _peak_bytes(row),
+    "efficiency": lambda row, base: float(100 / row.case["ranks"] * _peak_bytes(base) / _peak_bytes(row)),
+    "saved": lambda row, base: 100 * (1 - _peak_bytes(row) / _peak_bytes(base)),
 }
+"""Quantities of a row, or of it beside the base's."""
 
 
 @dataclass(frozen=True)
@@ -80,240 +75,93 @@ class Setting:
     dtype: str = "float32"
     ranks: int = 1
 
-    def __str__(self) -> str:
-        template = "{batch} x {seq:,} tokens, {heads} heads, {dtype}, w {segment_lengths}, r {dilation_rates}, p {ranks}"
-        return template.format(**self.case())
+    def case(self) -> dict[str, Any]:
+        """Facts of the setting, for a row."""
+        return {name: "-".join(map(str, fact)) if isinstance(fact, tuple) else fact for name, fact in vars(self).items()} | PASS
 
-    def case(self, backward: bool = False) -> dict[str, Any]:
-        """Facts of the setting and the pass, for a row."""
-        facts = {name: "-".join(map(str, fact)) if isinstance(fact, tuple) else fact for name, fact in vars(self).items()}
-        return facts | {"pass": PASSES[backward]}
-
-    def problem(self, backward: bool = False, divisor: int = 1) -> Problem:
+    def problem(self, divisor: int = 1) -> Problem:
         """The problem of the setting, lengths divided by `divisor`."""
         configuration = Configuration(self.seq, self.segment_lengths, self.dilation_rates, self.heads)
-        return configuration.problem(HEAD_DIM, divisor, batch=self.batch, dtype=self.dtype, requires_grad=backward)
+        return configuration.problem(HEAD_DIM, divisor, batch=self.batch, dtype=self.dtype)
 
 
-Calls = Sequence[tuple[Setting, bool]]
-"""Settings without and with a backward pass."""
 DATA: dict[str, Any] = json.loads(Path(__file__).with_name("seeds.json").read_text(encoding="utf-8"))
 SETTINGS = {name: decode(Setting, facts, name) for name, facts in DATA["settings"].items()}
-GROUPS = {group: {name: SETTINGS[name] for name in names} for group, names in DATA["groups"].items()}
-HELD = tuple(Setting(1 << power, (512, 1024), (1, 2)) for power in range(11, 22))
-"""The lengths of the published scaling, and longer ones, with segments that stay as they are, as users would have them."""
-SEQUENCES = sorted({replace(one, ranks=1) for one in GROUPS["ranks"].values()}, key=lambda one: (one.batch * one.seq, one.seq))
-
-
-@dataclass(frozen=True)
-class SeedsSizes(SuiteSizes):
-    """Settings on one device: those `alone`, and `held`. Over `ranks`: `sequences`. `peers`: packages beside dilkit.
-
-    `memory`: bytes into which the longest sequence must fit.
-    """
-
-    alone: tuple[Setting, ...] = tuple(setting for setting in SETTINGS.values() if setting.ranks == 1)
-    held: tuple[Setting, ...] = HELD
-    sequences: tuple[Setting, ...] = tuple(SEQUENCES)
-    ranks: tuple[int, ...] = (1, 2, 4)
-    peers: tuple[str, ...] = PEERS
-    memory: int = 128 << 20
+GROUPS = {group: [SETTINGS[name] for name in names] for group, names in DATA["groups"].items()}
 
 
 @dataclass(frozen=True)
 class SeedsSuite(Suite):
-    """The steps of a run. `full`: on to a million tokens and more; `processes`: launchers of processes."""
+    """The shortest settings first."""
 
     NAME = "seeds"
     SUMMARY = "the tables that older implementations published, each figure beside what they claim"
-    PEERS = PEERS
 
     budget: float = 12.0
-    full: bool = False
-    sizes: SeedsSizes = field(default_factory=SeedsSizes, metadata=NO_OPTION)
-    processes: tuple[str, ...] = field(default_factory=transports, metadata=NO_OPTION)
-    last: dict[str, tuple[float, float]] = field(default_factory=dict, metadata=NO_OPTION)
-    """Work and seconds of a call in earlier steps, as in `CaseRunner`."""
-
-    def prepared(self) -> AbstractContextManager[dict[str, Any]]:
-        return nullcontext(dict(ranks=", ".join(("threads", *self.processes))))
+    settings: tuple[Setting, ...] = field(default=tuple(SETTINGS.values()), metadata=NO_OPTION)
+    launcher: str = field(default_factory=lambda: next(iter(transports()), "threads"), metadata=NO_OPTION)
 
     def steps(self) -> Iterator[SuiteStep]:
-        alone = dict.fromkeys([*self.sizes.alone, *self.sizes.held[: None if self.full else HELD_AT_FIRST]])
-        shortest_first = sorted(alone, key=lambda s: (s.batch * s.seq * max(s.segment_lengths), s.seq, s.heads))
-        for setting, backward in self._affordable(shortest_first):
-            weight = self._weight(setting, backward) * len(self.who(setting))
-            yield SuiteStep("settings", f"{setting}, {PASSES[backward]}", partial(self.case, setting, backward), weight)
-        for setting in GROUPS["orders"].values():
-            if setting in alone and self._flops(setting) <= LONG_CALL:  # in a longer one, making a plan is lost in the noise
-                yield SuiteStep("cache", f"cache of plans, {setting}", partial(self.cache, setting), self._weight(setting))
-        yield from self._steps_over_ranks()
-        for who, backward in product(("auto", "reference"), (False, True)):
-            what = f"longest sequence, {who}{', training' * backward}"
-            yield SuiteStep("longest", what, partial(self.longest, who, backward), 10.0)
+        def weight(setting: Setting) -> float:
+            return 0.5 + setting.problem(self.divisor).flops() / 4e10
 
-    def _steps_over_ranks(self) -> Iterator[SuiteStep]:
-        """One job for each number of ranks, at a fixed length and at fixed tokens a rank."""
-        kind, counts = next(iter(self.processes), "threads"), self.sizes.ranks
-        fixed = [replace(setting, ranks=ranks) for setting in self.sizes.sequences for ranks in counts]
-        growth = [replace(HELD[0], seq=HELD[0].seq * ranks, ranks=ranks) for ranks in counts]
-        for (table, settings), ranks in product((("ranks", fixed), ("growth", growth)), counts):
-            calls = list(self._affordable([setting for setting in settings if setting.ranks == ranks]))
-            if not calls:
-                continue
-            what = f"{ranks} of {kind}: {len(calls)} calls, the last {calls[-1][0]}"
-            weight = 5 + sum(self._weight(*call) for call in calls)
-            yield job_step(table, what, partial(self.over_ranks, table, ranks, calls, kind), weight)
-
-    def _affordable(self, settings: Sequence[Setting]) -> Iterator[tuple[Setting, bool]]:
-        """Settings with and without a backward pass. What takes long, and nobody published, is left to --full."""
-        for setting, backward in product(settings, (False, True)):
-            long = self._flops(setting, backward) > (LONGEST_BACKWARD if backward else LONGEST_EXTRA)
-            if self.full or not long or (not backward and setting in SETTINGS.values()):
-                yield setting, backward
-
-    def _flops(self, setting: Setting, backward: bool = False) -> float:
-        return setting.problem(backward, self.divisor).flops() * (1 + BACKWARD_FLOPS * backward)
-
-    def _weight(self, setting: Setting, backward: bool = False) -> float:
-        return 0.5 + self._flops(setting, backward) / 4e10
+        for setting in sorted((one for one in self.settings if one.ranks == 1), key=weight):
+            what = ", ".join(map(str, setting.case().values()))
+            yield SuiteStep("settings", what, partial(self.case, setting), weight(setting) * len(self.who(setting)))
+        for ranks in RANKS:
+            settings = sorted({replace(one, ranks=ranks): None for one in self.settings if one.ranks > 1}, key=weight)
+            what, cost = f"{ranks} of {self.launcher}: {len(settings)} settings", 5 + sum(map(weight, settings))
+            yield job_step("ranks", what, partial(self.over_ranks, ranks, settings), cost)
 
     def who(self, setting: Setting) -> tuple[str, ...]:
         """Names of the implementations that are compared at a setting."""
-        names = ["auto", *["head-split"] * (len(setting.segment_lengths) > 1)]
-        compared = setting in GROUPS["implementations"].values()
-        if compared:
-            names = ["reference", *names, "multihead", *sorted({*list_backends()} - {"reference"}), *self.sizes.peers]
-        if compared or setting in GROUPS["orders"].values():
-            names.append("ordered")
-        twins = setting in GROUPS["lengths"].values() and (self.full or setting.seq <= HALF_TO)
-        return (*names, *(TWINS if twins else ()))
+        if setting in GROUPS["implementations"]:
+            return ("reference", "auto", "multihead")
+        return ("auto", "ordered") if setting in GROUPS["orders"] else ("auto",)
 
-    @property
-    def patience(self) -> float:
-        """Seconds that a call may be expected to take."""
-        return self.budget * (PATIENCE if self.full else 1)
+    def case(self, setting: Setting) -> list[Row]:
+        """All implementations of a setting, checked, timed in turns beside a matmul; memory with the inputs counted."""
+        problem = setting.problem(self.divisor)
+        samples = _samples(problem.flops(), self.repeats)
+        implementations = [IMPLEMENTATIONS[name] for name in self.who(setting)]
+        min_time = 0.0 if self.quick or samples < self.repeats else 0.03
+        measured = CaseRunner(implementations, samples, min_time, self.budget, matmul_dtype="float32").run(problem)
+        values = {name: dict(tokens=problem.batch * problem.seq) for name in measured["entries"]}
+        return rows_of("settings", setting.case(), measured, values)
 
-    def case(self, setting: Setting, backward: bool) -> list[Row]:
-        """All implementations of a setting, checked, timed in turns beside a matmul in fp32; memory with the inputs counted."""
-        problem, samples = setting.problem(backward, self.divisor), samples_of(self._flops(setting, backward), self.repeats)
-        measured = CaseRunner(
-            [implementation(name, setting.heads) for name in self.who(setting)],
-            samples,
-            min_time=0.0 if self.quick or samples < self.repeats else 0.03,
-            budget=self.patience,
-            dtypes=dict(zip(TWINS, TWINS, strict=True)),
-            matmul_dtype="float32",
-            forward_memory=False,
-            last=self.last,
-        ).run(problem)
-        values: dict[str, dict[str, Any]] = {}
-        for name, entry in measured["entries"].items():
-            values[name] = dict(tokens=problem.batch * problem.seq)
-            if backward and entry.memory_bytes and entry.peak_bytes is not None:  # the output's gradient is an input too
-                values[name]["memory_bytes"] = entry.memory_bytes + (entry.memory_bytes - entry.peak_bytes) // 3
-            if entry.differs:
-                values[name]["differs"] = encode(entry.differs)
-        return rows_of("settings", setting.case(backward), measured, values)
-
-    def cache(self, setting: Setting) -> list[Row]:
-        """A call with the cache of plans emptied before it, beside one whose plan is there: the second one after it."""
-        problem = setting.problem(divisor=self.divisor)
-        call = partial(implementation("auto", setting.heads).once, Tensors.random(problem), problem)
-
-        def without() -> None:
-            cache_clear()
-            call()
-
-        calls: dict[str, Callable[[], Any]] = {"no cache": without, "refill": call, "auto": call}
-        timed = time_interleaved(calls, self.repeats)
-        return [row_of("cache", setting.case(), name, Entry(time=timed[name])) for name in ("no cache", "auto")]
-
-    def over_ranks(self, table: str, ranks: int, calls: Calls, kind: str) -> list[Row]:
-        """Ranks beside one rank that has all cores, in turns; memory of each rank."""
-        cores = max(1, min(max(self.sizes.ranks), usable_cores()))
-        options: dict[str, Any] = dict(divisor=self.divisor, threads=cores, repeats=self.repeats)
-        task = partial(rows_over_ranks, table=table, kind=kind, calls=calls, **options)
-        return run(kind, ranks, task, threads=max(1, cores // ranks), limit=1200.0)
-
-    def longest(self, who: str, backward: bool) -> list[Row]:
-        """Find the longest sequence of which a call fits into the memory budget, inputs counted."""
-        setting, limit, tried = GROUPS["orders"]["multi-segment"], self.sizes.memory // self.divisor, list[dict[str, Any]]()
-        problem, one = setting.problem(backward, self.divisor), implementation(who, setting.heads)
-        one.once(Tensors.random(problem), problem)  # what is loaded at the first call is no part of a call
-        values: dict[str, Any] = dict(limit_bytes=limit, seq=None, tried=tried, stopped=None)
-
-        def fits(seq: int) -> bool:
-            last = tried[-1] if tried else dict(seq=seq, seconds=0.0)
-            if last["seconds"] * (seq / last["seq"]) ** (2 if one.quadratic else 1) > self.patience:
-                values["stopped"] = f"a call would take more than {self.patience:g} s (--budget)"
-                return False
-            longer, start = replace(problem, seq=seq), time.perf_counter()
-            peak = memory.peak_memory(lambda: called(longer, partial(one.once, problem=longer)))
-            tried.append(dict(seq=seq, bytes=peak, seconds=time.perf_counter() - start))
-            return peak <= limit
-
-        most, grain = 1, max(1, GRAIN // self.divisor)
-        try:
-            while fits(most * grain):
-                most *= 2
-            more = bisect_left(range(most // 2 + 1, most), True, key=lambda count: not fits(count * grain))
-            values["seq"] = (most // 2 + more) * grain
-        except (MemoryError, memory.MeasureError) as error:
-            values["stopped"] = str(error)
-        return [Row(table="longest", case={"pass": PASSES[backward]}, who=who, values=values)]
+    def over_ranks(self, ranks: int, settings: Sequence[Setting]) -> list[Row]:
+        cores = min(MOST_CORES, usable_cores())
+        task = partial(rows_over_ranks, suite=self, settings=settings, cores=cores)
+        return run(self.launcher, ranks, task, threads=max(1, cores // ranks), limit=1200.0)
 
 
-def samples_of(flops: float, repeats: int) -> int:
-    """Samples of a call of so many FLOPs: fewer where calls are long."""
-    return repeats if flops < LONG_CALL else min(3, repeats)
-
-
-def rows_over_ranks(comm: Comm, table: str, kind: str, calls: Calls, divisor: int, threads: int, repeats: int) -> list[Row]:
-    """Measure settings and passes on every rank: ranks beside one rank that has all cores, in turns, and each rank's memory."""
-    note, rows = memory_note(kind != "threads"), []
-    for setting, backward in calls:
-        call = RanksCall(comm, setting.problem(backward, divisor))
-        entries = beside_one_rank(call, threads, samples_of(call.flops, repeats))
+def rows_over_ranks(comm: Comm, suite: SeedsSuite, settings: Sequence[Setting], cores: int) -> list[Row]:
+    """Measure settings on every rank: ranks beside one rank that has all cores, in turns, and each rank's memory."""
+    note, rows = memory_note(suite.launcher != "threads"), []
+    for setting in settings:
+        call = RanksCall(comm, setting.problem(suite.divisor))
+        entries = beside_one_rank(call, cores, _samples(call.flops, suite.repeats))
         values: dict[str, Any] = dict(tokens=call.problem.batch * call.problem.seq, memory_note=note)
         if not note:  # calls were made before, so that nothing is loaded or planned in it
-            shard = replace(call.problem, seq=len(call.plan.positions(comm.rank)))
-            values["rank_bytes"] = peaks_of(comm, partial(called, shard, call.once))
-        case = setting.case(backward) | dict(by=kind)
-        rows += [row_of(table, case, who, entry, **(values if who == "ranks" else {})) for who, entry in entries.items()]
+            values["rank_bytes"] = peaks_of(comm, partial(_with_inputs, call))
+        case = setting.case() | dict(by=suite.launcher)
+        rows += [row_of("ranks", case, who, entry, **(values if who == "ranks" else {})) for who, entry in entries.items()]
     return rows
 
 
-def called(problem: Problem, call: Callable[[Tensors], Any]) -> Any:
-    """Return the result of a call and its random inputs, without a gradient of the output where the problem asks for none."""
-    inputs = Tensors.random(problem)
-    if not problem.requires_grad:
-        inputs = replace(inputs, dout=inputs.query.detach())
-    return inputs, call(inputs)
+def _samples(flops: float, repeats: int) -> int:
+    return repeats if flops < LONG_CALL else min(3, repeats)
 
 
-def implementation(name: str, heads: int) -> Implementation:
-    """Return the implementation of this name for so many heads: one of `SUMMARIES` or `TWINS`, a peer or a backend."""
-    if name in BASELINES:
-        return BASELINES[name]
-    if name not in (*SUMMARIES, *TWINS):
-        return backend_implementations([name])[0]
-    summary = SUMMARIES.get(name, f"the automatic choice in {name}")
-    auto = Implementation(name, summary, _attention, computes=summary)
-
-    def split(pattern: Pattern) -> Pattern:
-        return Pattern.head_split(pattern.segment_lengths, pattern.dilation_rates, heads)
-
-    others: dict[str, dict[str, Any]] = {
-        "head-split": dict(attend=lambda inputs, problem: _attention(inputs, problem, split(problem.pattern)), computed=split),
-        "multihead": dict(attend=_multihead),
-        "ordered": dict(attend=_ordered, checked=replace(auto, attend=_out_of_order)),
-    }
-    return replace(auto, **others.get(name, {}))
+def _with_inputs(call: RanksCall) -> Any:
+    """Return a rank's shard, without a gradient of the output, and the results of it."""
+    inputs = call.shard()
+    inputs = replace(inputs, dout=inputs.query)
+    return inputs, call.once(inputs)
 
 
-def _attention(inputs: Tensors, problem: Problem, pattern: Pattern | None = None, order: TokenOrder | None = None) -> Tensor:
-    out: Tensor = DilatedAttention(pattern or problem.pattern, order=order)(*inputs.qkv)
+def _attention(inputs: Tensors, problem: Problem, order: TokenOrder | None = None) -> Tensor:
+    out: Tensor = DilatedAttention(problem.pattern, order=order)(*inputs.qkv)
     return out
 
 
@@ -323,7 +171,6 @@ def _ordered(inputs: Tensors, problem: Problem) -> Tensor:
 
 
 def _grid_order(seq: int) -> TokenOrder:
-    """Return the Hilbert order of `seq` tokens as a grid that is as nearly square as can be."""
     rows = next(side for side in range(math.isqrt(seq), 0, -1) if seq % side == 0)
     return order((rows, seq // rows))
 
@@ -351,3 +198,101 @@ def _identity(heads: int, head_dim: int, pattern: Pattern, dtype: str) -> nn.Mod
         for part in torch.split(parameter, size):
             nn.init.eye_(part) if part.dim() == 2 else nn.init.zeros_(part)
     return module
+
+
+AUTO = Implementation("auto", "the automatic choice of backend", _attention)
+IMPLEMENTATIONS = {
+    "reference": backend_implementations(["reference"])[0],
+    "auto": AUTO,
+    "multihead": replace(AUTO, name="multihead", attend=_multihead),
+    "ordered": replace(AUTO, name="ordered", attend=_ordered, checked=replace(AUTO, attend=_out_of_order)),
+}
+
+
+def claims(result: RowsResult) -> Iterator[tuple[str, dict[str, Any], float | None, str]]:
+    """Yield documents' published figures, each with ours in its place, or the reason why there is none."""
+    for document, figures in DATA["documents"].items():
+        for facts in figures:
+            try:
+                yield document, facts, _ours(result, facts), ""
+            except LookupError as missing:
+                yield document, facts, None, str(missing.args[0])
+
+
+def _ours(result: RowsResult, facts: dict[str, Any]) -> float:
+    """Return our figure in the place of a published one. Raises LookupError, with the reason, if there is none."""
+
+    def at(setting: Setting, who: str | None) -> Row:
+        who = who or ("ranks" if setting.ranks > 1 else "auto")
+        cases = result.cases("ranks" if who in ("ranks", "one rank") else "settings", **setting.case())
+        row = next((case.rows[who] for case in cases if who in case.rows), None)
+        if row and row.samples:
+            return row
+        raise LookupError(f"{row.verdict}: {'; '.join(row.reasons)}" if row and row.reasons else MISSING)
+
+    if "setting" not in facts:
+        raise LookupError("nothing to measure")
+    setting, base = SETTINGS[facts["setting"]], SETTINGS.get(facts.get("base"))
+    row = at(setting, facts.get("who"))
+    if base and facts["quantity"] == "exponent":
+        settings = [one for one in GROUPS["lengths"] if base.seq <= one.seq <= setting.seq]
+        points = [(math.log(one.seq), math.log(at(one, row.who).median_s)) for one in settings]
+        return statistics.linear_regression(*zip(*points, strict=True)).slope
+    return MEASURES[facts["quantity"]](row, at(base, facts.get("base_who")) if base else row)
+
+
+def _peak_bytes(row: Row) -> int:
+    """Peak memory with inputs, over ranks of the one that needs most. Raises LookupError where it was not measured."""
+    if known := row.values.get("memory_bytes") or max(row.values.get("rank_bytes", (0,))):
+        return int(known)
+    raise LookupError(MISSING)
+
+
+def _per_token(row: Row) -> float:
+    return _peak_bytes(row) / KIB / float(row.values["tokens"])
+
+
+def _claim_table(result: RowsResult) -> Iterator[Table]:
+    rows = []
+    for document, facts, ours, about in claims(result):
+        unit = DATA["units"][facts["quantity"]]
+        if ours is not None:
+            about = (f"{ours:,.0f}" if abs(ours) >= 1000 or ours == int(ours) else f"{ours:.3g}") + unit
+        figure, note = f"{document}: {facts['figure']}", DATA["notes"].get(facts.get("note"), "")
+        rows.append((figure, f"{facts['claimed']:,.12g}{unit}", about, note))
+    yield Table("Every published figure", ("figure", f"claimed, {CARD}", "ours here", "what to know about it"), tuple(rows))
+
+
+def _published_speeds(result: RowsResult) -> Iterator[Plot]:
+    pairs = sorted((facts["claimed"], ours) for _, facts, ours, _ in claims(result) if facts["quantity"] == "tokens/s" and ours)
+    ends = tuple(plain(x, x) for x, _ in (pairs[:1] + pairs[-1:]))
+    series = Series("tokens/s", tuple(plain(*pair) for pair in pairs)), Series("as published", ends, dashed=True)
+    axes = Axis(f"tokens/s as published, {CARD}", "number"), Axis("tokens/s here", "number")
+    yield Plot("Every published speed beside ours", "points", series, axes)
+
+
+def _summary(result: RowsResult) -> str:
+    ours = [one is not None for _, _, one, _ in claims(result)]
+    return placed(result, f"{sum(ours)} of the {len(ours)} figures that older implementations published were measured again")
+
+
+class SeedsReport(views.Report):
+    """A report on what the figures need of a result, which may have other implementations and passes."""
+
+    def document(self, *results: RowsResult) -> Document:
+        """Return the document of a result."""
+        needed = (*IMPLEMENTATIONS, "ranks", "one rank", "the job")
+        return super().document(replace(results[0], rows=tuple(row for row in results[0].rows if row.who in needed)))
+
+
+REPORT = SeedsReport(
+    summary=_summary,
+    place="{device_name}, {threads} threads of {cores} cores",
+    tables=(_claim_table,),
+    plots=(_published_speeds,),
+    method="Medians of {repeats} samples taken in turns (two or three where calls are long), everyone checked against fp64 "
+    "arithmetic just before, on random tensors of 64 dimensions a head. Memory is the peak with inputs counted: query, key and "
+    "value; over ranks, of the rank that needs most. Over ranks both sides are timed in turns in one job, the cores shared out "
+    "among them. Ours compute LongNet's pattern, in which every head takes part in every branch; what they measured is the "
+    "attention of each head in one branch alone, a fraction of the work.",
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import truediv
@@ -13,18 +13,16 @@ from dilkit.threads import torch_threads
 from dilkit.tools.bench.configuration import divided
 from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteSizes, SuiteStep
 from dilkit.tools.bench.target import Target, Values, each, stored, time_ratio
-from dilkit.tools.bench.workloads import llama
-from dilkit.tools.bench.workloads import serving_calls as calls
+from dilkit.tools.bench.workloads import llama, serving_calls as calls
 from dilkit.tools.bench.workloads.serving_calls import ALONE, CACHE, FULL, KVCACHE, MASKED, PACKED, PADDED, PAGED, READ, SINGLE
 from dilkit.tools.bench.workloads.ways import PLACE, times
 from dilkit.tools.measure.case import CaseFields
 from dilkit.tools.report import views
-from dilkit.tools.report.document import Axis, Plot, Series
-from dilkit.tools.report.points import plain
+from dilkit.tools.report.document import Axis
 from dilkit.tools.results.rows import Row, RowsResult, rows_of
 
-DECODING, ONE_THREAD, MEMORY, INT8 = "decoding", "one thread", "memory of a cache", "rows kept as int8"
-MANY, GENERATED = "many sequences", "generated"
+DECODING, ONE_THREAD, MEMORY = "decoding", "one thread", "memory of a cache"
+MANY, GENERATED, SPREAD = "many sequences", "generated", "geometrically spaced"
 MOST_ROUNDS = 3
 HEADS, HEAD_DIM, KV_HEADS = 8, 64, (8, 2)
 PACKED_PATTERN, PACKED_LENGTHS = Pattern([1024, 2048, 4096], [1, 2, 4]), (64, 64, 4096)
@@ -40,10 +38,10 @@ PREFILLED_PATTERN, PROMPT, CHECKED = Pattern([1024, 4096, 16384], [1, 4, 16]), 1
 
 @dataclass(frozen=True)
 class ServingSizes(SuiteSizes):
-    """The `model` that gets a prompt; one of transformers has the same sizes."""
+    """Sizes of the `model` that gets a prompt, and writes."""
 
     threads: int = field(default=4, kw_only=True)
-    model: llama.LlamaConfig = field(default_factory=llama.LlamaConfig)
+    model: Mapping[str, int] = field(default_factory=lambda: llama.SIZES)
 
 
 def _padded(result: RowsResult) -> Values:
@@ -52,7 +50,6 @@ def _padded(result: RowsResult) -> Values:
 
 
 def _growth(result: RowsResult) -> Values:
-    """The step after the most tokens over that after the fewest."""
     cases = [case for case in result.cases(DECODING, filled=False) if case.timed(CACHE)]
     if len(cases) < 2:
         return {}
@@ -65,6 +62,10 @@ def _bandwidth(result: RowsResult) -> Values:
     """Time of reading over that of a step, which reads as much."""
     cases = [case for case in result.cases(ONE_THREAD) if case.timed(READ, CACHE)]
     return {f"{case.rows[READ].values['kept_bytes'] / 1e6:,.1f} MB": case.ratio(READ, CACHE) for case in cases}
+
+
+def _refused(result: RowsResult) -> str | None:
+    return next((row.reasons[0] for row in result.rows if row.table == "prefill" and row.verdict == "refused"), None)
 
 
 AFTER, OF_KV_HEADS = "{seen:,} tokens", "{kv_heads} key/value heads"
@@ -110,16 +111,8 @@ TARGETS = (
         time_ratio(GENERATED, llama.DYNAMIC, llama.DILATED, OF_KV_HEADS),
     ),
     Target(
-        "rows kept as int8: memory over float32's", 0.27, None,
-        each(INT8, stored(CACHE, ("kept_bytes", "plain_bytes"), truediv)), unit="", lower=True,
-    ),
-    Target(
-        "rows kept as int8: error of a step, relative", 0.01, None,
-        each(INT8, stored(CACHE, ("error",), float)), unit="", lower=True,
-    ),
-    Target(
         "prefill of a Llama-shaped model: time of torch's dense attention over dilkit's", 3.0, 6.0,
-        time_ratio("prefill", llama.DENSE, llama.OURS),
+        time_ratio("prefill", llama.DENSE, llama.OURS), missing=_refused,
     ),
 )  # fmt: skip
 
@@ -130,21 +123,9 @@ def _steps(title: str, table: str) -> views.TableView:
     return views.TableView(title, table, columns, note="{problem}")
 
 
-def _memory_plot(result: RowsResult) -> Iterator[Plot]:
-    """Memory over the tokens seen."""
-    cases = result.cases(MEMORY, filled=False)
-
-    def line(name: str, key: str, dashed: bool = False) -> Series:
-        return Series(name, tuple(plain(case.case["seen"], case.rows[CACHE].values[key]) for case in cases), dashed)
-
-    lines = line(CACHE, "allocated_bytes"), line("a full cache", "full_bytes"), line("the bound", "bound_bytes", dashed=True)
-    yield Plot("Memory of a cache", "lines", lines, (TOKENS_SEEN, Axis("memory", "bytes")))
-
-
 PEAK = views.value("peak_bytes", "peak memory", "bytes")
 PATTERN = "dilkit's attention: {pattern}"
-TOKENS_SEEN = Axis("tokens seen", "tokens")
-STEPS_AXES = TOKENS_SEEN, views.SECONDS
+STEPS_AXES = Axis("tokens seen", "tokens"), views.SECONDS
 SIZES = dict(kept_bytes="kept", allocated_bytes="allocated", bound_bytes="bound", full_bytes="a full cache")
 HELD = [views.value(name, header, "bytes") for name, header in SIZES.items()]
 SAVED = views.Column("full / allocated", lambda row, case: f"{row.values['full_bytes'] / row.values['allocated_bytes']:.3g}")
@@ -161,15 +142,13 @@ REPORT = views.Report(
     ),
     plots=(
         views.PlotView("Time of a step of decoding", DECODING, "seen", views.time, STEPS_AXES, "lines", where=dict(filled=False)),
-        _memory_plot,
         views.PlotView("Time of packed sequences", "packed", "{spread}"),
-        views.PlotView("Time of prefill", "prefill", "{tokens:,} tokens"),
     ),
     sentences={
         TARGETS[0].name: "packed sequences take {} as long as one by one",
         TARGETS[3].name: "a step of decoding by torch over a full cache takes {} as long as with a DilatedCache",
         TARGETS[2].name: "a step with a DilatedCache takes {} as long after a million tokens as after a thousand",
-        TARGETS[14].name: "prefill of a Llama-shaped model takes {} as long with torch's dense attention as with dilkit",
+        TARGETS[12].name: "prefill of a Llama-shaped model takes {} as long with torch's dense attention as with dilkit",
     },
     method="fp32; times are medians of samples taken in turns. Before it is timed, everyone is compared with another way to "
     "compute the same. Packed: sequences one by one get a call each, cut out before; those padded to the longest get a mask, or "
@@ -180,9 +159,9 @@ REPORT = views.Report(
     "there a row sees the most. Memory of a DilatedCache is compared with the bound of docs/decoding.md. Reading what is kept is "
     "torch's sum over as many bytes, again and again; a step may take less, because it reads a row that several branches keep "
     "once. Steps of many sequences are of one more token each time. A model of transformers, with random weights, had read all "
-    "tokens but one, which is not timed; its own cache keeps them all. Prefill: a model of Llama's shape with random weights, up "
-    "to the logits of the last token; dense attention computes another function, and without attention it is the time of all "
-    "else. Peak memory is the most that a call held beside weights and inputs, by the high-water mark of the process.",
+    "tokens but one, which is not timed; its own cache keeps them all. Prefill: the same model, up to the logits of the last "
+    "token; dense attention computes another function. Peak memory is the most that a call held beside "
+    "weights and inputs, by the high-water mark of the process.",
 )
 
 
@@ -200,19 +179,22 @@ class ServingSuite(Suite):
         yield SuiteStep("prefill", "prefill of a model of Llama's shape", self.prefill, 4)
         yield SuiteStep(DECODING, "steps of decoding", self.decoding, 8)
         yield SuiteStep(ONE_THREAD, "steps on one thread, beside reading what is kept", self.single, 3)
-        yield SuiteStep(INT8, "steps with rows kept as int8", self.stored, 1)
         for kv_heads in KV_HEADS:
             yield SuiteStep(MANY, f"a step of many sequences, {kv_heads} key/value heads", partial(self.many, kv_heads), 2)
         for kv_heads in KV_HEADS:
             what = f"tokens of a model of transformers, {kv_heads} key/value heads"
             yield SuiteStep(GENERATED, what, partial(self.generated, kv_heads), 6)
-        for spread, weight in (("geometrically spaced", 4), ("evenly spaced", 8)):
-            yield SuiteStep("packed", f"sequences of lengths that are {spread}", partial(self.packed, spread), weight)
+        yield SuiteStep("packed", f"sequences of lengths that are {SPREAD}", self.packed, 4)
 
     @property
     def rounds(self) -> int:
         """Samples of long calls."""
         return min(self.repeats, MOST_ROUNDS)
+
+    @property
+    def model(self) -> str:
+        """Layers and width of the model in words."""
+        return "{num_hidden_layers} layers x {hidden_size}".format(**self.sizes.model)
 
     def shorter(self, size: int) -> int:
         """Return a number of tokens; with --quick, divided."""
@@ -226,15 +208,15 @@ class ServingSuite(Suite):
         """Return random rows for a pattern, shortened with --quick."""
         return calls.Text(self.shortened(pattern), HEADS, HEAD_DIM)
 
-    def lengths(self, count: int, shortest: int, longest: int, geometric: bool) -> tuple[int, ...]:
+    def lengths(self, count: int, shortest: int, longest: int) -> tuple[int, ...]:
         """Return so many lengths of sequences."""
-        return calls.lengths_of(count, self.shorter(shortest), self.shorter(longest), geometric)
+        return calls.lengths_of(count, self.shorter(shortest), self.shorter(longest))
 
     def prefill(self) -> list[Row]:
         """Measure a model of Llama's shape on a prompt, with either attention."""
-        config, pattern, prompt = self.sizes.model, self.shortened(PREFILLED_PATTERN), self.shorter(PROMPT)
-        measured = llama.prefill(config, pattern, prompt, self.shorter(CHECKED), self.rounds)
-        what = f"{config.layers} layers x {config.width}, a prompt of {prompt:,} tokens"
+        pattern, prompt = self.shortened(PREFILLED_PATTERN), self.shorter(PROMPT)
+        measured = llama.prefill(self.sizes.model, KV_HEADS[1], pattern, prompt, self.shorter(CHECKED), self.rounds)
+        what = f"{self.model}, a prompt of {prompt:,} tokens"
         return _rows("prefill", dict(what=what, tokens=prompt), pattern, measured)
 
     def decoding(self) -> list[Row]:
@@ -260,15 +242,9 @@ class ServingSuite(Suite):
             points[-1].read_kept()
             return calls.rows_of_steps(ONE_THREAD, points, self.repeats)
 
-    def stored(self) -> list[Row]:
-        """Measure rows kept in fewer bytes, where all branches have some."""
-        text = self.text(KEPT_PATTERN)
-        values = calls.stored_rows(text, text.period - 1, "int8")
-        return [Row(table=INT8, case=dict(what="int8"), who=CACHE, values=values)]
-
     def many(self, kv_heads: int) -> list[Row]:
         """Measure sequences of geometrically spaced lengths, on one thread."""
-        pattern, lengths = self.shortened(KEPT_PATTERN), self.lengths(*SERVED_LENGTHS, geometric=True)
+        pattern, lengths = self.shortened(KEPT_PATTERN), self.lengths(*SERVED_LENGTHS)
         with torch_threads(1):
             measured = calls.many_sequences(pattern, lengths, HEADS, kv_heads, HEAD_DIM, self.rounds)
         case = dict(what=f"{_sequences(lengths)}, {HEADS} heads over {kv_heads} x {HEAD_DIM}", kv_heads=kv_heads)
@@ -276,23 +252,21 @@ class ServingSuite(Suite):
 
     def generated(self, kv_heads: int) -> list[Row]:
         """Measure tokens after a long text, on one thread."""
-        config, read, written = self.sizes.model, self.shorter(READ_TOKENS), self.shorter(WRITTEN)
+        read, written = self.shorter(READ_TOKENS), self.shorter(WRITTEN)
         with torch_threads(1):
-            measured = llama.generated(config, kv_heads, GENERATED_PATTERN, read, written, self.rounds)
-        model = f"{config.layers} layers x {config.width}, {config.heads} heads over {kv_heads}"
-        case = dict(what=f"{model}, {written} tokens after {read:,}", kv_heads=kv_heads)
+            measured = llama.generated(self.sizes.model, kv_heads, GENERATED_PATTERN, read, written, self.rounds)
+        heads = f"{self.sizes.model['num_attention_heads']} heads over {kv_heads}"
+        case = dict(what=f"{self.model}, {heads}, {written} tokens after {read:,}", kv_heads=kv_heads)
         return _rows(GENERATED, case, GENERATED_PATTERN, measured)
 
-    def packed(self, spread: str) -> list[Row]:
+    def packed(self) -> list[Row]:
         """Measure sequences packed, one by one and padded."""
-        pattern = self.shortened(PACKED_PATTERN)
-        lengths = self.lengths(*PACKED_LENGTHS, geometric=spread.startswith("geometrically"))
+        pattern, lengths = self.shortened(PACKED_PATTERN), self.lengths(*PACKED_LENGTHS)
         measured = calls.packed_sequences(lengths, pattern, HEADS, HEAD_DIM, self.rounds)
-        return _rows("packed", dict(what=f"{_sequences(lengths)}, {spread}", spread=spread), pattern, measured)
+        return _rows("packed", dict(what=f"{_sequences(lengths)}, {SPREAD}", spread=SPREAD), pattern, measured)
 
 
 def _rows(table: str, case: dict[str, Any], pattern: Pattern, measured: CaseFields) -> list[Row]:
-    """Return rows of a case, each with the pattern of dilkit's attention."""
     return rows_of(table, case, measured, {who: dict(pattern=str(pattern)) for who in measured["entries"]})
 
 

@@ -1,4 +1,9 @@
-"""`dilkit bench --suite slides`: GigaPath's slide encoder with random weights, fp32, on a CPU."""
+"""`dilkit bench --suite slides`: GigaPath's slide encoder with random weights, fp32, on a CPU.
+
+The published procedure, with flash-attn replaced by torch's own fused kernel:
+rows -> for each branch: pad to whole segments -> gather kept rows -> fused kernel -> scatter into zeros -> cut
+     -> sum of all branches, weighted by the softmax over their denominators
+"""
 
 from __future__ import annotations
 
@@ -7,50 +12,45 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, unflatten
+from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from dilkit import attention_mass
+from dilkit import attention_mass, attention_rows
 from dilkit.integrations.gigapath import ARCHITECTURES, SlideEncoder, SlideEncoderConfig
+from dilkit.integrations.gigapath.layers import EncoderLayer
+from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.testing.accuracy import Check
-from dilkit.testing.tensors import Tensors
+from dilkit.tools.bench.configuration import divided
 from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteSizes, SuiteStep
 from dilkit.tools.bench.target import GIB, Target, each, memory_ratio, stored, time_ratio
-from dilkit.tools.bench.workloads.slide_calls import mass_check, published_embedding, shorter, slide
 from dilkit.tools.bench.workloads.ways import PLACE
-from dilkit.tools.measure.case import admit, agreeing, call_once, checked, compare, in_turns
-from dilkit.tools.measure.ceilings import Ceilings
-from dilkit.tools.measure.implementation import Implementation, backend_implementations
-from dilkit.tools.measure.timing import Call, time_interleaved
+from dilkit.tools.measure.baselines import branch_attention, merged
+from dilkit.tools.measure.case import agreeing, agreement, call_once, checked, in_turns
+from dilkit.tools.measure.timing import Call
 from dilkit.tools.report import views
-from dilkit.tools.report.document import Axis, Table
-from dilkit.tools.report.targets import number
-from dilkit.tools.results.record import Entry, Samples
-from dilkit.tools.results.rows import CaseRows, Row, RowsResult, row_of, rows_of
+from dilkit.tools.report.document import Axis
+from dilkit.tools.results.rows import Row, row_of, rows_of
 
 PUBLISHED, OURS, BATCH, ALONE = "published procedure", "dilkit", "one batch", "one by one"
-ONE, SEVERAL, LONG, LAYER = "one slide", "several slides", "long slides", "attention of a layer"
-FORWARD, TRAINED, MASS = "forward", "forward and backward", "attention_mass"
-ARCHITECTURE, BACKENDS = "gigapath_slide_enc12l768d", ("native", "sdpa")
+ONE, SEVERAL, LONG = "one slide", "several slides", "long slides"
+FORWARD, MASS = "forward", "attention_mass"
+ARCHITECTURE = "gigapath_slide_enc12l768d"
 MOST_ROUNDS = 3
-GUESSED_FLOPS_PER_S = 40e9
+CHECKED = 600
+"""Tiles of the slide on which `attention_mass` is compared with the weights of all rows."""
 
 
 @dataclass(frozen=True)
 class SlidesSizes(SuiteSizes):
-    """Slides of so many `tiles`, a `long` one, and `several` in one batch, for an encoder of `several_depth` layers.
-
-    `matmul`: rows of the matrices of the yardstick.
-    """
+    """Slides of so many `tiles`, a `long` one, and `several` in one batch, for an encoder of `several_depth` layers."""
 
     model: SlideEncoderConfig = ARCHITECTURES[ARCHITECTURE]
     tiles: int = 10_000
     long: int = 100_000
     several: tuple[int, ...] = (2_000, 5_000, 9_000, 20_000)
     several_depth: int = 3
-    head_dims: tuple[int, ...] = (48, 64)
-    matmul: int = 4096
     threads: int = field(default=4, kw_only=True)
 
 
@@ -66,11 +66,6 @@ TARGETS = (
         "a long slide: memory in all", 24.0, None, each(LONG, HELD, "{passes}, {tiles}", passes=FORWARD), " GiB", lower=True
     ),
     Target(
-        "the same, with gradients and activation checkpointing", None, 24.0,
-        each(LONG, HELD, "{passes}, {tiles}", passes=TRAINED), " GiB", lower=True,
-        missing=lambda result: None if result.cases(LONG, passes=TRAINED) else "it takes long, and goes with --full",
-    ),
-    Target(
         "several slides: time of one batch over that of one by one", 1.1, 1.0,
         time_ratio(SEVERAL, BATCH, ALONE, "{tiles}"), lower=True,
     ),
@@ -81,38 +76,21 @@ TARGETS = (
 )  # fmt: skip
 
 
-def _by_head_dim(result: RowsResult) -> Iterator[Table]:
-    """Backends by head_dim, each beside its rate at the largest one."""
-    cases = result.cases(LAYER)
-    largest = max(cases, key=lambda case: case.case["head_dim"], default=None)
-
-    def share(row: Row, case: CaseRows) -> str:
-        return number(row.gflops / largest.rows[row.who].gflops) if largest and largest.timed(row.who) else "-"
-
-    columns = (views.Column("backend", views.WHO.cell), views.fact("head_dim"), views.TIME, views.GFLOPS, views.OF_MATMUL)
-    relative = views.Column("rate / that at the largest head_dim", share)
-    yield views.TableView("Attention of a layer, by head_dim", LAYER, (*columns, relative)).made(result)
-
-
 DEFAULTS = SlidesSizes()
 PEAK = views.value("peak_bytes", "peak memory", "bytes")
 BOTH_WAYS = views.fact("tiles", "what"), views.fact("layers"), views.WHO, views.TIME, views.QUARTILES, views.SAMPLES, PEAK
 BESIDE = views.value("peak_bytes", "memory beside weights and inputs", "bytes")
 ONCE = views.label("what", "{passes}, {tiles}"), views.TIME, BESIDE, views.value("held_bytes", "weights and inputs", "bytes")
 PEAKS = views.stored("peak_bytes"), (views.NAMES, Axis("peak memory", "bytes"))
-RATES = views.gflops, (views.NAMES, Axis("GFLOP/s", "number"))
 REPORT = views.Report(
     place=PLACE,
     tables=(
         views.TableView("One slide, and several", (ONE, SEVERAL), BOTH_WAYS),
         views.TableView("Long slides", LONG, ONCE),
-        _by_head_dim,
     ),
     plots=(
         views.PlotView(f"Time of one slide, {DEFAULTS.model.depth} layers", ONE, "{tiles}"),
-        views.PlotView(f"Time of several slides, {DEFAULTS.several_depth} layers", SEVERAL, "{tiles}"),
         views.PlotView("Peak memory beside weights and inputs", (ONE, LONG), "{tiles}", *PEAKS, where=dict(passes=FORWARD)),
-        views.PlotView("Attention of a layer, nominal rate", LAYER, "{who}", *RATES, series="head_dim {head_dim}"),
     ),
     sentences={
         TARGETS[0].name: "GigaPath's slide encoder by its published procedure takes {} as long as by dilkit",
@@ -123,54 +101,35 @@ REPORT = views.Report(
     "plain PyTorch, with the same weights: for each branch tensors are padded to whole segments, kept rows gathered, attended to "
     "by torch's flash attention for CPUs, and scattered into zeros; every layer takes all rows at once. Embeddings are compared "
     "first. Times are medians of samples taken in turns; long slides and attention_mass are measured once. Peak memory is the "
-    "most that a call held beside weights and inputs, by the high-water mark of the process. GFLOP/s "
-    "count the pattern's nominal FLOPs; a backend that padded 48 numbers of a head to 64 would reach 0.75 of its rate at 64.",
+    "most that a call held beside weights and inputs, by the high-water mark of the process.",
 )
 
 
 @dataclass(frozen=True)
 class SlidesSuite(Suite):
-    """The shortest measurements first. `full`: with gradients too, which takes four times as long as all the rest."""
+    """The shortest measurements first."""
 
     NAME = "slides"
     SUMMARY = "GigaPath's slide encoder beside its published procedure"
     TARGETS = TARGETS
 
-    full: bool = False
     sizes: SlidesSizes = field(default_factory=SlidesSizes, metadata=NO_OPTION)
 
     def steps(self) -> Iterator[SuiteStep]:
-        for dim in self.sizes.head_dims:
-            yield SuiteStep(LAYER, f"attention of a layer, head_dim {dim}", partial(self.head_dim, dim))
         yield SuiteStep(SEVERAL, "several slides, in one batch and one by one", self.several, 12)
         yield SuiteStep(ONE, "one slide, both ways", self.encoder, 24)
         yield SuiteStep(LONG, "attention_mass", self.mass, 8)
-        yield SuiteStep(LONG, "a long slide, forward", partial(self.long, FORWARD), 40)
-        if self.full:
-            yield SuiteStep(LONG, "a long slide, with gradients and activation checkpointing", partial(self.long, TRAINED), 160)
+        yield SuiteStep(LONG, "a long slide, forward", self.long, 40)
 
     @property
     def config(self) -> SlideEncoderConfig:
         """The sizes of the model. --quick divides the lengths of segments too."""
         return shorter(self.sizes.model, self.divisor)
 
-    def model(self, depth: int | None = None, checkpointing: bool = False) -> SlideEncoder:
+    def model(self, depth: int | None = None) -> SlideEncoder:
         """A model of so many layers, or of all, with random weights, the same whenever it is made."""
         torch.manual_seed(0)
-        return SlideEncoder(replace(self.config, depth=depth or self.config.depth), activation_checkpointing=checkpointing).eval()
-
-    def head_dim(self, dim: int) -> list[Row]:
-        """Backends on the attention of one layer, beside a matmul."""
-        tiles = self.sizes.tiles // self.divisor
-        problem = Problem(pattern=self.config.pattern, seq=tiles + 1, heads=self.config.num_heads, head_dim=dim)
-
-        def admitted(one: Implementation, problem: Problem, inputs: Tensors) -> Entry:
-            return admit(one, problem, inputs, self.budget, lambda: one.flops(problem) / GUESSED_FLOPS_PER_S)
-
-        posed = {one.name: (one, problem) for one in backend_implementations(BACKENDS)}
-        ceilings = partial(Ceilings, "float32", size=self.sizes.matmul // self.divisor)
-        measured = compare(posed, partial(time_interleaved, repeats=self.rounds, warmup=0), ceilings, admitted)
-        return rows_of(LAYER, dict(head_dim=dim, tiles=listed(tiles)), measured)
+        return SlideEncoder(replace(self.config, depth=depth or self.config.depth)).eval()
 
     def encoder(self) -> list[Row]:
         """One slide by the published procedure and by dilkit."""
@@ -206,25 +165,17 @@ class SlidesSuite(Suite):
         call = partial(attention_mass, query, key, self.config.pattern)
         return self.once(MASS, tiles, call, query.nbytes + key.nbytes, check)
 
-    def long(self, passes: str) -> list[Row]:
+    def long(self) -> list[Row]:
         """One long slide, once."""
-        model, tiles = self.model(checkpointing=passes == TRAINED), self.sizes.long // self.divisor
+        model, tiles = self.model(), self.sizes.long // self.divisor
         inputs = slide(tiles, self.config)
-
-        def call() -> None:
-            out = model(*inputs)[0]
-            if passes == TRAINED:
-                torch.autograd.backward(out.sum())
-
-        with torch.set_grad_enabled(passes == TRAINED):
-            return self.once(passes, tiles, call, sum(tensor.nbytes for tensor in (*model.parameters(), *inputs)))
+        with torch.no_grad():
+            held_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *inputs))
+            return self.once(FORWARD, tiles, lambda: model(*inputs), held_bytes)
 
     def once(self, passes: str, tiles: int, call: Call, held_bytes: int, *checks: Check) -> list[Row]:
         """Measure one call, once."""
-        one = call_once(call)
-        entry = one.remembered(checked(checks))
-        if entry.verdict == "measured":
-            entry = replace(entry, time=Samples.of([one.seconds]))
+        entry = checked(checks, call_once(call)[1])
         return [row_of(LONG, dict(passes=passes, tiles=listed(tiles)), OURS, entry, held_bytes=held_bytes)]
 
     @property
@@ -236,3 +187,57 @@ class SlidesSuite(Suite):
 def listed(*tiles: int) -> str:
     """Tiles of slides in words, such as "2,000, 5,000 tiles"."""
     return f"{', '.join(f'{n:,}' for n in tiles)} tiles"
+
+
+def slide(tiles: int, config: SlideEncoderConfig) -> tuple[Tensor, Tensor]:
+    """Features `(1, tiles, in_chans)` and coordinates `(1, tiles, 2)`, a cell for each tile, the same whenever they are made."""
+    generator = torch.Generator().manual_seed(tiles)
+    features = torch.randn(1, tiles, config.in_chans, generator=generator)
+    cells = torch.randperm(config.ngrids**2, generator=generator)[:tiles]
+    return features, config.tile_size * torch.stack((cells // config.ngrids, cells % config.ngrids), dim=1)[None]
+
+
+def shorter(config: SlideEncoderConfig, divisor: int) -> SlideEncoderConfig:
+    """The sizes with segments so many times shorter, as --quick has them."""
+    return replace(config, segment_lengths=divided(config.segment_lengths, config.dilation_rates, divisor))
+
+
+def mass_check(pattern: Pattern, heads: int, head_dim: int) -> Check:
+    """Compare `attention_mass` with the sum of all rows of weights, on a short slide."""
+    query, key = torch.randn(2, 1, CHECKED, heads, head_dim).unbind()
+    exact = attention_rows(query.double(), key.double(), pattern, range(CHECKED)).sum(dim=2)
+    return agreement("attention_mass", attention_mass(query, key, pattern), exact, CHECKED)
+
+
+def published_embedding(model: SlideEncoder, tiles: Tensor, coords: Tensor) -> Tensor:
+    """The embedding of one slide, `(1, embed_dim)`, by a model's weights and the published procedure: all rows in every layer."""
+    x, _ = model.packed(tiles, coords)
+    for layer in model.layers():
+        x = x + layer.self_attn.projected(_seen(layer, x, model.config.pattern))
+        x = x + layer.ffn(layer.final_layer_norm(x))
+    x = model.encoder["layer_norm"](x)
+    out: Tensor = model.norm(x[1:].mean(dim=0, keepdim=True) if model.config.global_pool else x[:1])
+    return out
+
+
+def _seen(layer: EncoderLayer, x: Tensor, pattern: Pattern) -> Tensor:
+    """The attention of a layer, with `tail="zeros"`: short segments are filled with rows of zeros."""
+    query, key, value = (one.unsqueeze(0) for one in layer.self_attn.heads(layer.self_attn_layer_norm(x)))
+    pairs = [(min(branch.segment_length, query.shape[1]), branch.dilation_rate) for branch in pattern.segments]
+    branches = [_padded_branch(query, key, value, pattern, length, rate) for length, rate in pairs]
+    return merged([out for out, _ in branches], [lse for _, lse in branches]).flatten(2).squeeze(0)
+
+
+def _padded_branch(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, length: int, rate: int) -> tuple[Tensor, Tensor]:
+    """`out` `(batch, seq, heads, head_dim)`, `lse` `(batch, heads, seq)` of a branch."""
+    seq, whole = query.shape[1], length + -length % rate
+    query, key, value = (_filled(x, length, whole) for x in (query, key, value))
+    out, lse = branch_attention(query, key, value, Problem.of(query, key, pattern), whole, rate)
+    rows = unflatten(out, 1, (-1, whole))[:, :, :length].flatten(1, 2)[:, :seq]
+    return rows, unflatten(lse, 2, (-1, whole))[..., :length].flatten(2)[..., :seq]
+
+
+def _filled(x: Tensor, length: int, whole: int) -> Tensor:
+    """`x` as segments of `whole` rows, of which the first `length` are its own, or zeros where they end early."""
+    x = F.pad(x, (0, 0, 0, 0, 0, -x.shape[1] % length))
+    return F.pad(unflatten(x, 1, (-1, length)), (0, 0, 0, 0, 0, whole - length)).flatten(1, 2)

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Any
 
 from dilkit.environment import BF16_SETS
 from dilkit.tools.bench.target import GIB, MIB, Target, Values, each, rate_ratio, stored, time_ratio
-from dilkit.tools.bench.workloads.cpu_calls import PUBLISHED
-from dilkit.tools.console.text import in_seconds
 from dilkit.tools.report import views
-from dilkit.tools.results.rows import CaseRows, Row, RowsResult
+from dilkit.tools.report.document import Document, Table
+from dilkit.tools.report.targets import TITLE, limit, suite_sentence, worst_first
+from dilkit.tools.results.rows import CaseRows, Figure, Row, RowsResult
 
 SHARED = 1.32
 """A's nominal FLOPs over those that are left where a key of several branches is scored once."""
-HEAD, SHORT, FORMS, FEW = "one head", "short heads", "configurations", "few tokens"
-TIMED = HEAD, SHORT, FORMS, "dense", FEW, "grids", "masks", "encoder"
-WINDOW, MASKED = "native, window", "torch, masked"
-OURS, OTHERS = "native", ("sdpa", "gather", "dense", MASKED, PUBLISHED)
+HEAD, SHORT, FORMS = "one head", "short heads", "configurations"
+TIMED = HEAD, SHORT, FORMS, "dense", "masks", "encoder", "million"
+MASKED = "torch, masked"
+OURS, PUBLISHED = "native", "published procedure"
+OTHERS = ("sdpa", "gather", "dense", MASKED, PUBLISHED)
 
 
 def _of_peak(row: Row, case: CaseRows, share: float = 1.0) -> float | None:
@@ -39,16 +42,6 @@ def _over(other: str, passes: str, must: float, aim: float) -> Target:
     return Target(f"{passes}: {other}'s time / native's, worst", must, aim, time_ratio(FORMS, other, OURS, "{of}", **facts))
 
 
-def _first_short(result: RowsResult) -> Values:
-    return dict(list(time_ratio(SHORT, "dense", OURS, "{seq:,} tokens")(result).items())[:1])
-
-
-def _idle_share(case: CaseRows) -> float:
-    """Return percents: measured ones, where there are so many cores, else simulated ones."""
-    values = case.rows[OURS].values
-    return 100 * float(values.get("measured", values["simulated"]))
-
-
 def _no_pairs(result: RowsResult) -> str | None:
     return None if result.facts["isa"] in BF16_SETS else f"{result.facts['code']} has no dot products of bf16 pairs"
 
@@ -57,19 +50,13 @@ def _other_code(isa: str, result: RowsResult) -> str | None:
     return None if result.facts["isa"] == isa else f"{result.facts['code']} runs"
 
 
-def _few_cores(result: RowsResult) -> str | None:
-    threads = min((case.case["threads"] for case in result.cases("threads")), default=4)
-    return None if threads >= 4 else f"{threads} cores"
-
-
 def _trained(isa: str, must: float, aim: float) -> Target:
     ratio, name = time_ratio("dtypes", "float32", "bfloat16", "d={head_dim}", backward=True), "A, forward + backward, all threads"
     read: Callable[[RowsResult], Values] = lambda result: {} if _other_code(isa, result) else ratio(result)  # noqa: E731
     return Target(f"{name}: fp32's time / bf16's, on {isa}", must, aim, read, missing=partial(_other_code, isa))
 
 
-D, N, OF_PEAK, IDLE = "d={head_dim}", "native's, worst", f"nominal rate / ({SHARED} x peak)", "idle share, worst"
-RATES = {"13 x 13": (0.75, 0.9), "7 x 7 x 7": (0.5, 0.7), "7 x 7, 1 in 4": (0.4, 0.6)}
+D, N, OF_PEAK = "d={head_dim}", "native's, worst", f"nominal rate / ({SHARED} x peak)"
 TARGETS = (
     _peak("dense forward / peak, head_dim 48", 0.72, 0.78, HEAD, head_dim=48, backward=False),
     _peak("dense forward / peak, head_dim 64", 0.75, 0.82, HEAD, head_dim=64, backward=False),
@@ -84,26 +71,7 @@ TARGETS = (
     _over("gather", "forward", 2.2, 3.0),
     _over("gather", "causal forward", 2.8, 4.0),
     Target("one short head: torch's time / native's, worst", 1.0, 1.3, time_ratio(SHORT, "dense", OURS, "{seq:,} tokens")),
-    Target("one head of 256 tokens: torch's time / native's", 1.0, 1.2, _first_short),
-    *(
-        Target(
-            f"16 tokens{', with a graph' * graph}: native's time / torch's", *limits,
-            time_ratio(FEW, OURS, "dense", "{seq:,} tokens", recorded=graph), lower=True,
-        )
-        for graph, limits in ((False, (4.0, 2.5)), (True, (5.0, 3.5)))
-    ),
-    *(
-        Target(
-            f"neighborhoods of {sides}: nominal rate / that of a window of as many keys", *limits,
-            rate_ratio("grids", OURS, WINDOW, "{grid}", sides=sides), "",
-        )
-        for sides, limits in RATES.items()
-    ),
     Target(f"neighborhoods: time of torch with a mask / {N}", 8, 20, time_ratio("masks", MASKED, OURS, "{sides} on {grid}")),
-    *(
-        Target(f"16 threads, {passes}: {IDLE}", 3, 1, each("idle", _idle_share, threads=16, passes=passes), "%", True)
-        for passes in ("forward", "backward")
-    ),
     Target("one million tokens, all threads: nominal rate / A's", 0.95, 1.0, rate_ratio("million", OURS, "A", "")),
     Target(
         "one million tokens: memory in all", 16, 16,
@@ -123,13 +91,7 @@ TARGETS = (
         "GigaPath's encoder, forward + backward, bf16 on amx: published procedure's time / native's", 1.8, 2.5,
         time_ratio("encoder", PUBLISHED, OURS, "{tiles:,} tiles"), missing=partial(_other_code, "amx"),
     ),
-    Target("A: one thread's time / that of four", 3.4, 3.8, time_ratio("threads", "one", "all", D), missing=_few_cores),
 )  # fmt: skip
-
-
-def _idle_cell(row: Row, case: CaseRows) -> str:
-    measured = row.values.get("measured")
-    return f"{row.values['simulated']:.2%}" + (f", measured {measured:.2%}" if measured is not None else "")
 
 
 def _peak_cell(row: Row, case: CaseRows) -> str:
@@ -138,30 +100,58 @@ def _peak_cell(row: Row, case: CaseRows) -> str:
 
 
 def _notes(result: RowsResult) -> Iterator[str]:
-    """Multiply-adds, and the million tokens."""
     fastest = [case.rows["fma"] for case in result.cases(HEAD, SHORT, FORMS) if "fma" in case.rows and "threads" not in case.case]
     if rates := [row.values["gflops"] * row.median_s / min(row.samples) for row in fastest]:
         yield f"multiply-adds on one thread: {median(rates):,.0f} GFLOP/s, from {min(rates):,.0f} to {max(rates):,.0f} by step"
-    for case in result.cases("million"):
-        if case.timed(OURS):
-            row = case.rows[OURS]
-            yield f"{case.case['what']}: {in_seconds(row.median_s)}, {row.gflops:,.0f} GFLOP/s"
 
 
-WHAT, IDLE_FACTS = views.fact("what", "case"), (("what", "call"), ("passes", "pass"), ("machine", "on"), ("tasks", "tasks"))
-REPORT = views.Report(
+def machine(result: RowsResult) -> str:
+    """Return the device with its instruction sets, such as "AMD EPYC, avx2"."""
+    device = re.sub(r"\((R|TM)\)| CPU| Processor", "", result.environment.device_name)
+    return ", ".join(filter(None, (device, result.facts.get("code"))))
+
+
+class CpuReport(views.Report):
+    """A report of several machines side by side: rows have the fact "machine"."""
+
+    def document(self, *results: RowsResult) -> Document:
+        """Return the document of all machines' results."""
+        rows = (replace(row, case=dict(machine=machine(one)) | row.case) for one in results for row in one.rows)
+        document = self.made(replace(results[0], rows=tuple(rows)), _machine_table({machine(one): one for one in results}))
+        headline = tuple(line for one in results for line in self.headline(one))
+        notes = tuple(f"{machine(one)}: {note}" for one in results for note in self.all_notes(one))
+        return replace(document, headline=headline, notes=notes)
+
+    def sentence(self, *results: RowsResult) -> str:
+        """Return a sentence for each machine."""
+        return " ".join(suite_sentence(one, self.sentences, machine(one)) for one in results)
+
+
+def _machine_table(machines: Mapping[str, RowsResult]) -> Table:
+    """Return every figure with its limits; a column for each machine has the worst value with its verdict."""
+    columns = [{figure.name: figure for figure in one.figures} for one in machines.values()]
+    every = {name: figure for column in columns for name, figure in column.items()}
+    rows = []
+    for name, figure in every.items():
+        cells = [_judged(column.get(name)) for column in columns]
+        rows.append((name, limit(figure, "must"), limit(figure, "aim"), *cells))
+    return Table(TITLE, ("figure", "must", "aim", *machines), tuple(rows), FIGURE_NOTE)
+
+
+def _judged(figure: Figure | None) -> str:
+    if figure is None or not figure.values:
+        return figure.verdict if figure else "not measured"
+    return f"{worst_first(figure)[0]}: {figure.verdict}"
+
+
+WHAT = views.fact("what", "case")
+FIGURE_NOTE = (
+    "fp32, on one thread unless it says otherwise. The peak is the fastest sample of multiply-adds in registers in "
+    f"the same rounds; of A's nominal FLOPs {SHARED} times fewer are left where a key of several branches is scored once."
+)
+REPORT = CpuReport(
     place="{device_name}, instruction set {code} (torch: {torch_isa}), {thread_count} threads of {cores} cores",
     tables=(
-        views.TableView(
-            "Idle share of threads",
-            "idle",
-            (*(views.fact(*one) for one in IDLE_FACTS), views.Column("threads", _idle_cell)),
-            note="The part of the time from the first task's begin to the last one's end in which threads have no task or wait "
-            "for one. Simulated: threads take the tasks of the kernel's queue in its order, each for a time in proportion to its "
-            "pairs. Measured, where there are so many cores: by the clock around each task, the less of two calls.",
-            timed=False,
-            spread="{threads} threads",
-        ),
         views.TableView(
             "Speed-up of native",
             TIMED,
@@ -199,14 +189,10 @@ REPORT = views.Report(
         "one million tokens: memory in all": "a forward pass of a million tokens needs {} of memory in all",
     },
     notes=_notes,
-    side_by_side=True,
-    figure_note="fp32, on one thread unless it says otherwise. The peak is the fastest sample of multiply-adds in registers in "
-    f"the same rounds; of A's nominal FLOPs {SHARED} times fewer are left where a key of several branches is scored once.",
     method="Medians, three to twice {repeats} samples, fewer where calls are long, taken in turns with the multiply-adds, each "
     "implementation checked against fp64 arithmetic before. GFLOP/s count the pattern's nominal FLOPs, keys of several branches "
     "each time. gather is LongNet's published procedure in plain PyTorch: a call of torch's flash attention for each branch, "
     "weights from the softmax denominators; its gradient is exact, where the published code detaches the weights. dense is "
-    "torch's attention of every token to every token; that with a mask has one of all pairs, made before. Calls on few tokens "
-    "are dilated_attention beside scaled_dot_product_attention. GigaPath's encoder is trained under autocast to bfloat16; "
-    "embedding and gradients are compared on a short slide before.",
+    "torch's attention of every token to every token; that with a mask has one of all pairs, made before. GigaPath's "
+    "encoder is trained under autocast to bfloat16; embedding and gradients are compared on a short slide before.",
 )

@@ -24,8 +24,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from dilkit.backends.cuda import compile as cuda_compile
-from dilkit.backends.cuda import report as cuda_report
+from dilkit.backends.cuda import compile as cuda_compile, report as cuda_report
 from dilkit.backends.cuda.steps import kernel_of
 from dilkit.backends.cuda.table import HEAD_DIMS, STORAGE, CudaKernel, kernel_for
 from dilkit.backends.tiles.backend import ROLES

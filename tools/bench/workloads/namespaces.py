@@ -135,7 +135,6 @@ def _make(tag: str, size: int) -> None:
 
 
 def _call(command: str, *script: str) -> None:
-    """Run a command. Raises OSError with what it said."""
     ended = subprocess.run([*command.split(), *script], capture_output=True, text=True, check=False)
     if ended.returncode:
         raise OSError(f"{command}: {ended.stderr.strip() or ended.returncode}")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from dilkit.comm.launch.processes import Ended, JobError
@@ -24,9 +20,7 @@ from dilkit.tools.results.rows import CaseRows, Row
 if TYPE_CHECKING:
     from dilkit.comm import Comm
 
-FAULTS = ("killed", "frozen", "raises", "exits", "disagrees", "another version")
-AGREED = ("disagrees", "another version")
-"""Faults of which the ranks learn together, the one at fault too."""
+FAULTS = ("killed", "frozen", "raises")
 CUTS = {
     "link down": ("ip", "link", "set", "eth0", "down"),
     "packets dropped": ("tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", "8bit", "burst", "1", "limit", "1"),
@@ -35,8 +29,8 @@ CUTS = {
 SPOKEN_SECONDS = 0.5
 """Seconds that a launcher takes at most to pass on what a rank said before its host was cut off."""
 FAULT_RANKS, AT_FAULT = 3, 1
-NAMED_STEPS = "of ring_dilated_attention", f"[rank {AT_FAULT}] Traceback", "waits for it in exchange"
-"""Words that name the step: those of ranks that wait, and those of a rank that ends in their place."""
+NAMED_STEPS = "of ring_dilated_attention", f"[rank {AT_FAULT}] Traceback"
+"""Words that name the step: those of ranks that wait, and those of a rank that raised."""
 SLACK = 2.0
 """Seconds beyond the timeout within which an error must come."""
 
@@ -46,28 +40,22 @@ def _said(row: Row, case: CaseRows) -> str:
     return words if len(words) < 150 else f"{words[:147]}..."
 
 
-def _yes(name: str, header: str) -> Column:
-    return Column(header, lambda row, case: "yes" if row.values[name] else "no")
-
-
 FAULT_TABLE = TableView(
     "Faults",
     "faults",
     (
         *(fact("kind", "rank 1"), fact("transport", "ranks are"), fact("timeout", template="{:g} s")),
         Column("others knew after", lambda row, case: f"{max(row.values['seconds'], 0):.2f} s"),
-        *(_yes("names_rank", "names rank"), _yes("names_step", "names step"), Column("what was said", _said)),
+        Column("what was said", _said),
     ),
     timed=False,
 )
 
 
-def fail(comm: Comm, kind: str, seconds: float, signals: bool = True) -> None:
-    """Make one call that goes well. Then rank 1 fails, and the others, who wait for `seconds`, print when they know, and what.
-
-    `signals`: ranks are processes, which are killed and frozen by signals.
-    """
-    call = _good_call(comm)
+def fail(comm: Comm, kind: str, seconds: float) -> None:
+    """Make one call that goes well. Then rank 1 fails, and the others, who wait for `seconds`, print when they know, and what."""
+    call = RanksCall(comm, Problem(pattern=Pattern([16, 64], [1, 4]), seq=64, heads=4, head_dim=8))
+    call.once(call.shard())
     comm.timeout = seconds
     if comm.rank == AT_FAULT and kind in CUTS:
         _print(f"fault at {time.monotonic() + SPOKEN_SECONDS}")
@@ -77,38 +65,12 @@ def fail(comm: Comm, kind: str, seconds: float, signals: bool = True) -> None:
         _print(f"fault at {time.monotonic()}")
         if kind == "raises":
             raise ZeroDivisionError("this rank's own fault")
-        if kind == "exits":
-            sys.exit(3)
-        if kind == "another version":
-            comm._version = b"0.0.1"
-        elif kind == "disagrees":
-            call = replace(call, problem=replace(call.problem, pattern=Pattern([16, 64], [1, 2])))
-        elif signals:
-            os.kill(os.getpid(), signal.SIGKILL if kind == "killed" else signal.SIGSTOP)
-        elif kind == "frozen":
-            time.sleep(3 * seconds)
+        os.kill(os.getpid(), signal.SIGKILL if kind == "killed" else signal.SIGSTOP)
     try:
         call.once(call.shard())
     except Exception as error:
         _print(f"rank {comm.rank} knows at {time.monotonic()}: {type(error).__name__}: {error}")
         raise
-
-
-def fail_on_threads(kind: str, timeout: float) -> Ended:
-    """Let a rank fail where threads are ranks, and a script stands in for signals."""
-    from dilkit.comm import Fault, run_threads
-
-    numbers = run_threads(FAULT_RANKS, lambda comm: _good_call(comm).comm.exchanges)
-    script = [Fault("kill", rank=AT_FAULT, number=numbers[0] + 1)] if kind == "killed" else []
-    printed, began, raised = io.StringIO(), time.monotonic(), ""
-    with contextlib.redirect_stdout(printed):
-        try:
-            task = partial(fail, kind=kind, seconds=timeout, signals=False)
-            run_threads(FAULT_RANKS, task, timeout=timeout, faults=script)
-        except BaseException as error:
-            raised = f"{type(error).__name__}: {error}"
-    ended = time.monotonic()
-    return Ended(1, f"{printed.getvalue()}{raised}", ended - began, ended, 0)
 
 
 def fault_row(kind: str, transport: str, timeout: float, ended: Ended) -> Row:
@@ -117,7 +79,7 @@ def fault_row(kind: str, transport: str, timeout: float, ended: Ended) -> Row:
     if not begun:
         raise JobError(f"the fault did not come about: {ended.text[-500:]}")
     knows = re.findall(r"fault suite: rank (\d) knows at ([\d.]+): (.*)", ended.text)
-    others = [(float(when), what) for rank, when, what in knows if int(rank) != AT_FAULT or kind in AGREED]
+    others = [(float(when), what) for rank, when, what in knows if int(rank) != AT_FAULT]
     last = max((when for when, _ in others), default=ended.ended_at)
     words = " ".join(what for _, what in others) or ended.text
     values = dict(
@@ -131,19 +93,10 @@ def fault_row(kind: str, transport: str, timeout: float, ended: Ended) -> Row:
     return Row(table="faults", case=dict(kind=kind, transport=transport), who=f"rank {AT_FAULT}", values=values)
 
 
-def _good_call(comm: Comm) -> RanksCall:
-    call = RanksCall(comm, Problem(pattern=Pattern([16, 64], [1, 4]), seq=64, heads=4, head_dim=8))
-    call.once(call.shard())
-    return call
-
-
 def _launcher_says(text: str) -> str:
-    """Return the line about a signal or an exception, where the ranks themselves said nothing."""
     lines = [line.strip() for line in text.splitlines() if "fault suite:" not in line]
-    for wanted in (rf"\[rank {AT_FAULT}\] \w+:", rf"rank {AT_FAULT}\b", "signal"):
-        if said := [line for line in lines if re.search(wanted, line)]:
-            return said[-1]
-    return "nothing"
+    wanted = rf"\[rank {AT_FAULT}\] \w+:", rf"rank {AT_FAULT}\b", "signal"
+    return next((line for words in wanted for line in reversed(lines) if re.search(words, line)), "nothing")
 
 
 def _print(line: str) -> None:

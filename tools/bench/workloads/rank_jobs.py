@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -18,9 +16,8 @@ from dilkit.threads import torch_threads
 from dilkit.tools.bench.suite import SuiteStep
 from dilkit.tools.console.text import error_line
 from dilkit.tools.measure.implementation import backend_implementations
-from dilkit.tools.measure.rank_times import noted, seconds_of, time_in_turns
+from dilkit.tools.measure.rank_times import seconds_of, time_in_turns
 from dilkit.tools.measure.ranks_call import RanksCall, judged
-from dilkit.tools.results.record import Entry
 from dilkit.tools.results.rows import Row, row_of
 
 if TYPE_CHECKING:
@@ -30,8 +27,6 @@ Case = Mapping[str, Any]
 SCHEDULES = ("auto", "scatter", "gather", "ring")
 FAILED = "failed jobs"
 """The table of jobs that failed."""
-LARGEST = 1e300
-"""Ratio of errors that stands for one that is no number, which JSON has not."""
 
 
 def job_step(table: str, what: str, job: Callable[[], list[Row]], weight: float = 1.0) -> SuiteStep:
@@ -45,35 +40,6 @@ def job_step(table: str, what: str, job: Callable[[], list[Row]], weight: float 
             return [Row(table=FAILED, case=dict(table=table, what=what), who="the job", verdict="failed", reasons=(reason,))]
 
     return SuiteStep(table, f"{table}: {what}", measure, weight)
-
-
-def check_calls(comm: Comm, problems: Mapping[str, Problem], case: Case) -> list[Row]:
-    """Count the bytes of each problem and schedule beside those of the plan, and compare results in fp32 with the definition.
-
-    The last row of a problem compares bits with one rank.
-    """
-    rows = []
-    for name, problem in problems.items():
-        case, compared = {**case, "problem": name}, replace(problem, dtype="float32")
-        for schedule in SCHEDULES:
-            ratios = [check.ratio for check in RanksCall(comm, compared, schedule).check_whole()]
-            values = dict(ratio=max(ratio if math.isfinite(ratio) else LARGEST for ratio in ratios))
-            call = RanksCall(comm, problem, schedule)
-            rows.append(Row(table="calls", case=case, who=schedule, values=call.count(call.shard()) | values))
-        rows.append(Row(table="calls", case=case, who="one by one", values=dict(bitwise=_bitwise(comm, compared))))
-    return rows
-
-
-def _bitwise(comm: Comm, problem: Problem) -> bool:
-    """True if results with `fuse_branches=False` have the same bits as those of one rank with the same option."""
-    import torch
-
-    from dilkit.comm import run_threads
-
-    whole, call = Tensors.random(problem, seed=1), RanksCall(comm, problem, fuse_branches=False)
-    many = call.together(whole)
-    (one,) = run_threads(1, lambda alone: replace(call, comm=alone).together(whole))
-    return all(gather_values(comm, all(torch.equal(x, one[name]) for name, x in many.items())))
 
 
 def memory(comm: Comm, problem: Problem, keep: str) -> dict[str, int]:
@@ -118,7 +84,7 @@ def race(comm: Comm, problem: Problem, one_rank_threads: int, repeats: int, case
     return [row_of("race", case, who, entry, what=what[who]) for who, entry in entries.items()]
 
 
-def beside_one_rank(call: RanksCall, one_rank_threads: int, repeats: int) -> dict[str, Entry]:
+def beside_one_rank(call: RanksCall, one_rank_threads: int, repeats: int) -> dict[str, Row]:
     """Check a call over ranks, and time it beside the same on rank 0 alone; by itself where there is but one rank."""
     comm, checks, inputs = call.comm, call.check(), call.shard()
     calls: dict[str, Callable[[], Any]] = {"ranks": partial(call.once, inputs)}
@@ -136,18 +102,3 @@ def beside_one_rank(call: RanksCall, one_rank_threads: int, repeats: int) -> dic
         seconds_of(comm, warm)
     timed = time_in_turns(comm, calls, repeats)
     return {name: judged(checks if name == "ranks" else (), {}, samples) for name, samples in timed.items()}
-
-
-def timeline(comm: Comm, problem: Problem, case: Case) -> list[Row]:
-    """Note when each rank posted rows and waited for them in a forward and backward pass, in seconds from the common start."""
-    call = RanksCall(comm, problem)
-    inputs = call.shard()
-    call.once(inputs)
-    comm.share(b"", "beginning together")
-    start = time.monotonic()
-    with noted(comm, "_begin") as notes:
-        call.once(inputs)
-    seconds = time.monotonic() - start
-    waits = [[begin - start, end - start] for n in notes for begin, end in ((n.begun, n.posted), (n.asked, n.arrived))]
-    ranks = gather_values(comm, dict(seconds=seconds, waits=waits))
-    return [Row(table="timeline", case=dict(case), who=f"rank {rank}", values=values) for rank, values in enumerate(ranks)]

@@ -3,12 +3,11 @@
 | scheme | forward sends, in shards of keys and values | backward |
 |---|---|---|
 | `FullRing` | p - 1: they go round | p - 1, and p times their gradients in fp32, as ring-flash-attention does |
-| `AllGather` | p - 1: every rank gets all | p - 1: gradients to the ranks whose they are |
 | `Ulysses` | 2 (p - 1) / p: queries, keys and values to the ranks of their heads, results back | as many: dout, gradients |
 
-The first two compute with the shard that they have while another travels. A rank's own shard is seen by the pattern with
-segments no longer than a shard, and the shard of another rank through each longer segment that holds both: there, the kept
-queries of one see all kept keys of the other.
+The ring computes with the shard that it has while another travels. A rank's own shard is seen by the pattern with segments no
+longer than a shard, and the shard of another rank through each longer segment that holds both: there, the kept queries of one see
+all kept keys of the other.
 """
 
 from __future__ import annotations
@@ -48,11 +47,6 @@ class PeerScheme(RanksCall):
         """Tokens of a shard."""
         return self.problem.seq // self.comm.size
 
-    @property
-    def branches(self) -> list[tuple[int, int]]:
-        """Segment lengths and dilation rates."""
-        return [(branch.segment_length, branch.dilation_rate) for branch in self.problem.pattern.segments]
-
     def once(self, inputs: Tensors) -> Results:
         query, key, value = (x.detach() for x in inputs.qkv)
         results = self.attend(query, key, value, inputs.dout)
@@ -72,63 +66,8 @@ class PeerScheme(RanksCall):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, dout: Tensor) -> Sequence[Tensor]:
         """`out`, and the gradients of query, key and value."""
 
-    def exchanged(self, rows: Tensor, sends: list[int], receives: list[int]) -> Pending:
-        """Begin to send parts of `rows`, and to receive; counts are of shards of keys and values."""
-        send_counts, recv_counts = ([2 * self.rows * shards for shards in counts] for counts in (sends, receives))
-        return self.comm.exchange(rows.view(sum(send_counts), -1), send_counts, recv_counts, "keys and values, or gradients")
-
-    def own(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Attend to the keys of the own shard: `out` in fp32, and `lse`."""
-        out, lse = attend(Inputs(query, key, value), self._options(self._own_pattern))
-        return out.to(WIDE), lse.transpose(1, 2).contiguous()
-
-    def add(self, out: Tensor, lse: Tensor, query: Tensor, keys_values: Tensor, other: int) -> None:
-        """Merge attention to the keys and values `(2, rows, heads, head_dim)` of rank `other`."""
-        for rate in self._shared_rates(other):
-            rows, (q, k, v) = self._kept(rate, query, *keys_values)
-            part, part_lse = attend(Inputs(q, k, v), self._options(Pattern.dense()))
-            part_lse = part_lse.transpose(1, 2).reshape(-1)
-            everywhere = torch.arange(len(rows), device=rows.device)
-            merge_rows(out, lse, rows, [(everywhere, part.reshape(len(rows), -1), part_lse)])
-
-    def own_gradients(self, *tensors: Tensor, lse: Tensor) -> list[Tensor]:
-        """Gradients through the own shard, in fp32; `tensors`: dout, query, key, value and `out` of all keys."""
-        lse = lse.transpose(1, 2).contiguous()
-        dout, query, key, value, out = tensors
-        gradients = differentiate(dout, Inputs(query, key, value), out, lse, self._options(self._own_pattern))
-        return [x.to(WIDE) for x in gradients]
-
-    def add_gradients(
-        self, dquery: Tensor, dout: Tensor, query: Tensor, keys_values: Tensor, out: Tensor, lse: Tensor, other: int
-    ) -> Tensor:
-        """Gradients of the keys and values of rank `other`, in fp32; those of the queries are added to `dquery`."""
-        gradients = torch.zeros_like(keys_values, dtype=WIDE)
-        for rate in self._shared_rates(other):
-            rows, (part_dout, q, k, v, part_out) = self._kept(rate, dout, query, *keys_values, out)
-            lse_rows = lse.reshape(-1)[rows].view(1, -1, self.problem.heads).transpose(1, 2).contiguous()
-            parts = differentiate(part_dout, Inputs(q, k, v), part_out, lse_rows, self._options(Pattern.dense()))
-            for whole, part in zip((dquery, gradients[0][None], gradients[1][None]), parts, strict=True):
-                add_rows(whole, rows, part.reshape(len(rows), -1))
-        return gradients
-
-    @property
-    def _own_pattern(self) -> Pattern:
-        return Pattern([min(w, self.rows) for w, _ in self.branches], [r for _, r in self.branches])
-
     def _options(self, pattern: Pattern) -> CallOptions:
         return CallOptions(pattern, requires_grad=True, scale=self.problem.scale)
-
-    def _shared_rates(self, other: int) -> list[int]:
-        """Rates of the segments that hold the shards of both ranks."""
-        first, last = sorted((self.comm.rank * self.rows, other * self.rows))
-        return [r for w, r in self.branches if w > self.rows and first // w == last // w]
-
-    def _kept(self, rate: int, *tensors: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Numbers of the kept rows of a shard, and these rows of each tensor: `(1, rows / rate, heads, head_dim)`."""
-        heads = torch.arange(self.problem.heads)
-        rows = (torch.arange(0, self.rows, rate)[:, None] + heads % rate) * self.problem.heads + heads
-        numbers, shape = rows.view(-1), (1, self.rows // rate, self.problem.heads, self.problem.head_dim)
-        return numbers, [collect_rows(x.view(1, *x.shape[-3:]), numbers).view(shape) for x in tensors]
 
 
 @dataclass(frozen=True)
@@ -141,24 +80,28 @@ class FullRing(PeerScheme):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, dout: Tensor) -> Sequence[Tensor]:
         size, rank = self.comm.size, self.comm.rank
+        lengths, rates = self.problem.pattern.segment_lengths, self.problem.pattern.dilation_rates
+        own = self._options(Pattern([min(length, self.rows) for length in lengths], rates))
         block = torch.cat((key, value))
         under_way = self._to_next(block)
-        out, lse = self.own(query, key, value)
+        rounded, lse = attend(Inputs(query, key, value), own)
+        out, lse = rounded.to(WIDE), lse.transpose(1, 2).contiguous()
         for hop in range(1, size):
             block = under_way.wait().view(block.shape)
             if hop + 1 < size:
                 under_way = self._to_next(block)
-            self.add(out, lse, query, block, (rank - hop) % size)
+            self._add(out, lse, query, block, (rank - hop) % size)
         out = out.to(query.dtype)
         block = torch.cat((key, value))
         under_way = self._to_next(block)
-        dquery, *gradients = self.own_gradients(dout, query, key, value, out, lse=lse)
-        behind = self._to_next(torch.cat(gradients))
+        gradients = differentiate(dout, Inputs(query, key, value), out, lse.transpose(1, 2).contiguous(), own)
+        dquery, dkey, dvalue = (x.to(WIDE) for x in gradients)
+        behind = self._to_next(torch.cat((dkey, dvalue)))
         for hop in range(1, size):
             block = under_way.wait().view(block.shape)
             if hop + 1 < size:
                 under_way = self._to_next(block)
-            added = self.add_gradients(dquery, dout, query, block, out, lse, (rank - hop) % size)
+            added = self._add_gradients(dquery, dout, query, block, out, lse, (rank - hop) % size)
             added += behind.wait().view(added.shape)
             behind = self._to_next(added)
         return out, dquery, *behind.wait().view(block.shape).chunk(2)
@@ -166,35 +109,42 @@ class FullRing(PeerScheme):
     def _to_next(self, rows: Tensor) -> Pending:
         """Begin to send a shard to the next rank, and to receive one from the rank before."""
         size, sends, receives = self.comm.size, [0] * self.comm.size, [0] * self.comm.size
-        sends[(self.comm.rank + 1) % size] = receives[(self.comm.rank - 1) % size] = 1
-        return self.exchanged(rows, sends, receives)
+        sends[(self.comm.rank + 1) % size] = receives[(self.comm.rank - 1) % size] = 2 * self.rows
+        return self.comm.exchange(rows.view(2 * self.rows, -1), sends, receives, "keys and values, or gradients")
 
+    def _add(self, out: Tensor, lse: Tensor, query: Tensor, keys_values: Tensor, other: int) -> None:
+        """Merge attention to the keys and values `(2, rows, heads, head_dim)` of rank `other`."""
+        for rate in self._shared_rates(other):
+            rows, (q, k, v) = self._kept(rate, query, *keys_values)
+            part, part_lse = attend(Inputs(q, k, v), self._options(Pattern.dense()))
+            part_lse = part_lse.transpose(1, 2).reshape(-1)
+            everywhere = torch.arange(len(rows), device=rows.device)
+            merge_rows(out, lse, rows, [(everywhere, part.reshape(len(rows), -1), part_lse)])
 
-@dataclass(frozen=True)
-class AllGather(PeerScheme):
-    """Every rank gets all keys and values, and returns their gradients to the ranks whose they are."""
+    def _add_gradients(
+        self, dquery: Tensor, dout: Tensor, query: Tensor, keys_values: Tensor, out: Tensor, lse: Tensor, other: int
+    ) -> Tensor:
+        """Gradients of the keys and values of rank `other`, in fp32; those of the queries are added to `dquery`."""
+        gradients = torch.zeros_like(keys_values, dtype=WIDE)
+        for rate in self._shared_rates(other):
+            rows, (part_dout, q, k, v, part_out) = self._kept(rate, dout, query, *keys_values, out)
+            lse_rows = lse.reshape(-1)[rows].view(1, -1, self.problem.heads).transpose(1, 2).contiguous()
+            parts = differentiate(part_dout, Inputs(q, k, v), part_out, lse_rows, self._options(Pattern.dense()))
+            for whole, part in zip((dquery, gradients[0][None], gradients[1][None]), parts, strict=True):
+                add_rows(whole, rows, part.reshape(len(rows), -1))
+        return gradients
 
-    @property
-    def sent(self) -> tuple[float, float]:
-        return 2 * (self.comm.size - 1), 0
+    def _shared_rates(self, other: int) -> list[int]:
+        first, last = sorted((self.comm.rank * self.rows, other * self.rows))
+        segments = ((one.segment_length, one.dilation_rate) for one in self.problem.pattern.segments)
+        return [rate for length, rate in segments if length > self.rows and first // length == last // length]
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, dout: Tensor) -> Sequence[Tensor]:
-        others = [other for other in range(self.comm.size) if other != self.comm.rank]
-        shards = [int(rank != self.comm.rank) for rank in range(self.comm.size)]
-        keys_values = torch.cat((key, value))
-        under_way = self.exchanged(keys_values.repeat(len(others), 1, 1, 1), shards, shards)
-        out, lse = self.own(query, key, value)
-        blocks = under_way.wait().view(-1, *keys_values.shape)
-        for other, block in zip(others, blocks, strict=True):
-            self.add(out, lse, query, block, other)
-        out = out.to(query.dtype)
-        dquery, gradients = torch.zeros_like(query, dtype=WIDE), torch.empty_like(blocks)
-        for other, block, added in zip(others, blocks, gradients, strict=True):
-            added.copy_(self.add_gradients(dquery, dout, query, block, out, lse, other))
-        under_way = self.exchanged(gradients, shards, shards)
-        own_dquery, *own_dkv = self.own_gradients(dout, query, key, value, out, lse=lse)
-        dkey, dvalue = torch.cat(own_dkv).add_(under_way.wait().view(blocks.shape).to(WIDE).sum(0)).chunk(2)
-        return out, own_dquery + dquery, dkey, dvalue
+    def _kept(self, rate: int, *tensors: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Numbers of the kept rows of a shard, and these rows of each tensor: `(1, rows / rate, heads, head_dim)`."""
+        heads = torch.arange(self.problem.heads)
+        rows = (torch.arange(0, self.rows, rate)[:, None] + heads % rate) * self.problem.heads + heads
+        numbers, shape = rows.view(-1), (1, self.rows // rate, self.problem.heads, self.problem.head_dim)
+        return numbers, [collect_rows(x.view(1, *x.shape[-3:]), numbers).view(shape) for x in tensors]
 
 
 @dataclass(frozen=True)
@@ -223,7 +173,6 @@ class Ulysses(PeerScheme):
         return [*received.reshape(len(tensors), 1, self.problem.seq, -1, d).contiguous()]
 
     def _to_rows(self, *tensors: Tensor) -> list[Tensor]:
-        """Back again."""
         size, d = self.comm.size, self.problem.head_dim
         parts = torch.stack(tensors).view(len(tensors), size, self.rows, -1, d).transpose(0, 1)
         received = self._to_all(parts).permute(1, 2, 0, 3, 4)
@@ -236,5 +185,4 @@ class Ulysses(PeerScheme):
         return self.comm.exchange(flat, counts, counts, "rows or heads").wait().view(parts.shape)
 
 
-PEERS: dict[str, type[PeerScheme]] = {"full ring": FullRing, "all-gather": AllGather, "ulysses": Ulysses}
-"""By name."""
+PEERS: dict[str, type[PeerScheme]] = {"full ring": FullRing, "ulysses": Ulysses}

@@ -23,7 +23,6 @@ from dilkit import DilatedCache, PagedCache, Pattern, dilated_attention, dilated
 from dilkit.tools.bench.workloads.ways import BACKEND
 from dilkit.tools.measure.case import CaseFields, agreeing, agreement, checked, in_turns
 from dilkit.tools.measure.timing import Call
-from dilkit.tools.results.record import Entry, Samples
 from dilkit.tools.results.rows import Row, rows_of
 
 CACHE, KVCACHE, FULL, READ = "DilatedCache", "dilated_attention_with_kvcache", "torch, full cache", "reading what is kept"
@@ -136,7 +135,7 @@ class Steps:
     def read_kept(self) -> None:
         """Add as many readings of as many bytes as are kept, of the same ones each time: they lie where kept rows do."""
         rows = torch.ones(max(1, self.kept_bytes // 4))
-        self.entries[READ] = Entry()
+        self.entries[READ] = Row()
         self.calls[READ] = lambda: [rows.sum() for _ in range(self.count)]
 
     def memory(self, table: str) -> Row:
@@ -163,22 +162,10 @@ def rows_of_steps(table: str, points: Sequence[Steps], repeats: int) -> list[Row
         problem = f"{one.text.heads} heads of {one.text.head_dim}, {one.text.pattern}; {one.count} steps in a sample"
         of_point = {kind: measured["entries"][f"{kind}, {one.seen}"] for kind in one.entries}
         for kind, entry in of_point.items():
-            if entry.time:
-                seconds = [sample / one.count for sample in entry.time.samples_s]
-                of_point[kind] = replace(entry, time=Samples.of(seconds, one.count))
+            of_point[kind] = replace(entry, samples=tuple(sample / one.count for sample in entry.samples), calls=one.count)
         values = {kind: dict(problem=problem, kept_bytes=one.kept_bytes) for kind in of_point}
         rows += rows_of(table, one.case, dict(entries=of_point, fma=measured["fma"]), values)
     return rows
-
-
-def stored_rows(text: Text, seen: int, stored: str) -> dict[str, float]:
-    """Bytes with rows kept as `stored` and as they are, and the relative error of a step, after `seen` tokens of one period."""
-    plain, rounded = (DilatedCache(text.pattern, text.heads, stored=dtype) for dtype in (None, stored))
-    for cache in (plain, rounded):
-        cache.attend(*(x[:, :seen] for x in text.chunk(0)), backend=BACKEND)
-    sizes = dict(kept_bytes=rounded.nbytes, plain_bytes=plain.nbytes)
-    out, exact = (cache.attend(*text.after(seen, 1)[0]) for cache in (rounded, plain))
-    return sizes | dict(error=float((out - exact).norm() / exact.norm()))
 
 
 def many_sequences(
@@ -200,18 +187,17 @@ def many_sequences(
 
     calls: dict[str, Call] = {PAGED: partial(paged.attend, *new, numbers), SINGLE: one_by_one}
     together, alone = (call() for call in calls.values())
-    entries = {PAGED: checked([agreement(PAGED, together, alone, max(lengths))]), SINGLE: Entry()}
+    entries = {PAGED: checked([agreement(PAGED, together, alone, max(lengths))]), SINGLE: Row()}
     return in_turns(entries, calls, repeats)
 
 
-def lengths_of(count: int, shortest: int, longest: int, geometric: bool) -> tuple[int, ...]:
-    """So many lengths, in an order that is random and fixed: evenly spaced, or each as many times the one before.
+def lengths_of(count: int, shortest: int, longest: int) -> tuple[int, ...]:
+    """So many lengths, in an order that is random and fixed, each as many times the one before in size.
 
-    >>> sorted(lengths_of(4, 8, 64, geometric=True))
+    >>> sorted(lengths_of(4, 8, 64))
     [8, 16, 32, 64]
     """
-    places = torch.arange(count, dtype=torch.float64) / (count - 1)
-    lengths = shortest * (longest / shortest) ** places if geometric else shortest + (longest - shortest) * places
+    lengths = shortest * (longest / shortest) ** (torch.arange(count, dtype=torch.float64) / (count - 1))
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
     return tuple(lengths.round().long()[order].tolist())
 
@@ -263,7 +249,6 @@ def _leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _rows(count: int, heads: int, kv_heads: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Random queries, keys and values of so many tokens, `(count, heads, head_dim)`."""
     draw = torch.Generator().manual_seed(count)
     query = torch.randn(count, heads, head_dim, generator=draw)
     key, value = torch.randn(2, count, kv_heads, head_dim, generator=draw).unbind()
@@ -271,7 +256,6 @@ def _rows(count: int, heads: int, kv_heads: int, head_dim: int) -> tuple[Tensor,
 
 
 def _last_rows(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern) -> Tensor:
-    """Attention of the last rows in fp64, by the definition."""
     lengths = torch.tensor([key.shape[1]], dtype=torch.int32)
     rows = query.double(), key.double(), value.double()
     out: Any = dilated_attention_with_kvcache(*rows, pattern, cache_seqlens=lengths, backend="reference")

@@ -23,13 +23,10 @@ from dilkit.tools.measure.case import Posed, compare
 from dilkit.tools.measure.implementation import Implementation
 from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.report import views
-from dilkit.tools.report.document import Axis
 from dilkit.tools.results.rows import Row, rows_of
 
 BACKEND = "native"
 PLACE = "{device_name}, instruction set {isa}, {thread_count} threads of {cores} cores"
-PEAKS = views.stored("peak_bytes"), (views.NAMES, Axis("memory beside the inputs", "bytes"))
-"""Measure and axes of plots of memory."""
 MASK_ROWS = 1024
 """Rows of a mask that are made at once."""
 
@@ -47,8 +44,8 @@ def step(table: str, words: str, what: str, posed: Posed, repeats: int, weight: 
     """
 
     def measure() -> list[Row]:
-        measured = compare(posed, partial(time_interleaved, repeats=repeats, warmup=0), forward_memory=False)
-        for made_once in (_mask, _block_numbers, _matrix_before):
+        measured = compare(posed, partial(time_interleaved, repeats=repeats, warmup=0), memory_too=True)
+        for made_once in (_mask, _block_numbers):
             made_once.cache_clear()
         values = {name: dict(problem=str(problem), flops=float(problem.flops())) for name, (_, problem) in posed.items()}
         return rows_of(table, dict(what=what), measured, values)
@@ -57,7 +54,6 @@ def step(table: str, words: str, what: str, posed: Posed, repeats: int, weight: 
 
 
 def _native(inputs: Tensors, problem: Problem, **arguments: Any) -> tuple[Tensor, Tensor]:
-    """`out` and `lse` of the CPU kernel."""
     options: dict[str, Any] = dict(is_causal=problem.is_causal, softcap=problem.softcap or None, bias=inputs.bias)
     options |= dict(pattern=problem.pattern, backend=BACKEND, return_lse=True) | arguments
     out, lse = dilated_attention(*inputs.qkv, **options)
@@ -109,24 +105,12 @@ def _mask(problem: Problem) -> Tensor:
 
 
 def _by_matrix(inputs: Tensors, problem: Problem) -> Tensor:
+    """torch's attention with the matrix of all biases, of distances by torch's own function for them."""
     assert isinstance(inputs.bias, CoordinateAlibi)
-    return _by_torch(inputs, _matrix(inputs.bias.coordinates, inputs.bias.slopes))
-
-
-def _by_matrix_before(inputs: Tensors, problem: Problem) -> Tensor:
-    assert isinstance(inputs.bias, CoordinateAlibi)
-    return _by_torch(inputs, _matrix_before(inputs.bias.coordinates, tuple(inputs.bias.slopes.tolist())))
-
-
-def _matrix(coordinates: Tensor, slopes: Tensor) -> Tensor:
-    """`(batch, heads, seq, seq)`, of distances by torch's own function for them."""
+    coordinates, slopes = inputs.bias.coordinates, inputs.bias.slopes
     exact = "donot_use_mm_for_euclid_dist"  # by its products distances have half the digits
-    return -slopes[:, None, None] * torch.cdist(coordinates, coordinates, compute_mode=exact).unsqueeze(1)
-
-
-@lru_cache(maxsize=1)
-def _matrix_before(coordinates: Tensor, slopes: tuple[float, ...]) -> Tensor:
-    return _matrix(coordinates, torch.tensor(slopes))
+    distances = torch.cdist(coordinates, coordinates, compute_mode=exact)
+    return _by_torch(inputs, -slopes[:, None, None] * distances.unsqueeze(1))
 
 
 def _implementation(summary: str, attend: Callable[[Tensors, Problem], Tensor], **fields: Any) -> Implementation:
@@ -149,8 +133,3 @@ MASKED = _implementation(
     quadratic=True,
 )
 MATRIX = _implementation("torch's attention with the bias of all pairs, made in the call", _by_matrix)
-MATRIX_BEFORE = _implementation(
-    "torch's attention with the bias of all pairs, made before, as for further layers of a model",
-    _by_matrix_before,
-    prepared_bytes=lambda problem: 4 * problem.heads * problem.seq**2,
-)
