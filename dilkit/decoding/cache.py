@@ -292,7 +292,8 @@ class DilatedCache:
         dtype, stored = layout.dtype, layout.stored
         new = encoded(key, stored), encoded(value, stored)
         if stored != dtype:  # halves would round the kept rows once more
-            query, key, value = query.to(lse_dtype(dtype)), *(decoded(x, lse_dtype(dtype)) for x in new)
+            wide = query.to(lse_dtype(dtype)), *(decoded(x, lse_dtype(dtype)) for x in new)
+            query, key, value = (x.contiguous() for x in wide)  # conversion permutes the strides of rows that overlap
         changed = scores.changed.of_rows(slice(self._seen, self._seen + count))
         inputs = Inputs(query, key, value, sink=scores.sink)
         out, _ = attend(*call_of(inputs, self.pattern, True, scores.scale, backend, scores=changed))
