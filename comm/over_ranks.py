@@ -1,4 +1,4 @@
-"""What the integrations of the core ask of a process group (`dilkit.integrations.ranks.over_ranks`), an entry point."""
+"""Functions of a process group for the integrations of the core: the entry point of `dilkit.integrations.ranks.over_ranks`."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ cdef object float64 = torch.float64, float32 = torch.float32
 DTYPES = "float64", "float32", "bfloat16", "float16", "int8"  # by their numbers in native.h and step.h
 cdef int64_t[5] BYTES = [8, 4, 2, 2, 1]
 LEAST_GAIN = 1.25
-"""Of products of bf16 pairs over those of floats, to be used: on CPUs measured so far it is half, nearly twice, or eight times."""
+"""Least rate of products of bf16 pairs over those of floats for which they are used: 0.5, nearly 2 or 8 on CPUs measured so far."""
 
 include "headers.pxi"
 

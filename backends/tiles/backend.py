@@ -104,7 +104,7 @@ class StepBackend(TiledBackend):
 
 
 def computed_as(dim: int, size: int) -> str:
-    """What it costs to pad `head_dim`, for `Backend.detail`; empty where it is not padded."""
+    """Return the cost of padding `head_dim`, for `Backend.detail`; empty where it is not padded."""
     return f"; head_dim {dim} computed as {size}: {size / dim:.2f} times the multiplications" if size > dim else ""
 
 

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _kept: MutableMapping[object, dict[int, object]] = weakref.WeakKeyDictionary()
-"""By graph, what it points to, by identity."""
+"""Objects that a graph points to, by graph and identity."""
 _for_good: dict[int, object] = {}
-"""What graphs point to of which nobody knows when they end."""
+"""Objects of graphs whose end is unknown."""
 _ended: list[tuple[torch.device, dict[int, object]]] = []
-"""What graphs pointed to that have ended, and where."""
+"""Objects of graphs that have ended, with their device."""
 
 
 class Kept(ABC):

@@ -1,4 +1,4 @@
-"""Where the rows of a rank lie in the sequence, also as compiled code asks for it: `dilkit::positions_over_ranks`."""
+"""Positions of a rank's rows in the sequence; `dilkit::positions_over_ranks` is the operator for compiled code."""
 
 from __future__ import annotations
 

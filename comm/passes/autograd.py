@@ -45,7 +45,7 @@ from dilkit.op.zero_keys import ZeroKeys, add_zero_keys, check_sink, sink_gradie
 from dilkit.plan import cached
 
 UNKNOWN = 0
-"""When the forward pass of compiled code began."""
+"""Time at which the forward pass of compiled code began."""
 
 
 @dataclass(frozen=True)

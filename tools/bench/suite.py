@@ -38,7 +38,7 @@ class SuiteSizes:
 class Suite(ABC):
     """The measurements of a suite; a field without `NO_OPTION` is an option of `dilkit bench`.
 
-    `budget`: seconds that one call may be expected to take. Faults of `PEERS`, and failures of `MAY_FAIL`, are no errors.
+    Faults of `PEERS`, and failures of `MAY_FAIL`, are no errors. A suite with a `budget`, in seconds, skips calls beyond it.
     """
 
     NAME: ClassVar[str]
@@ -49,7 +49,6 @@ class Suite(ABC):
 
     quick: bool = False
     repeats: int = 5
-    budget: float = 45.0
     sizes: SuiteSizes = field(default_factory=SuiteSizes, metadata=NO_OPTION)
 
     @property

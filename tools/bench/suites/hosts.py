@@ -135,7 +135,6 @@ class HostsSuite(Suite):
     SUMMARY = "attention over hosts with slow links, beside a ring of all keys, and Ulysses"
     TARGETS = TARGETS
 
-    budget: float = field(default=0.0, metadata=NO_OPTION)
     net: list[namespaces.Hosts] = field(default_factory=list, metadata=NO_OPTION)
     """The hosts, once they are there."""
 

@@ -155,7 +155,6 @@ class RingSuite(Suite):
     SUMMARY = "attention over ranks: bytes, memory, time, and what becomes of faults"
     TARGETS = TARGETS
 
-    budget: float = field(default=0.0, metadata=NO_OPTION)
     processes: tuple[str, ...] = field(default_factory=transports, metadata=NO_OPTION)
 
     def prepared(self) -> AbstractContextManager[dict[str, Any]]:
