@@ -33,7 +33,7 @@ SUITES := orders serving slides patterns scores ring hosts seeds
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 .NOTPARALLEL:
-.PHONY: help demo test test-all smoke mutants matrix slow sanitize aarch64 fuzz sanitize-cuda triton-sanitize kernels costs ptx gpu-day hosts simulate peers lint docs results wheel cut stages clean
+.PHONY: help demo test test-all smoke mutants matrix slow sanitize aarch64 fuzz sanitize-cuda triton-sanitize kernels costs ptx gpu-day host-time hosts simulate peers lint docs results wheel cut stages clean
 help:
 	@echo "make demo      set up .venv and run the demo (ARGS='--minutes 5' passes options on)"
 	@echo "make test      set up .venv and run the tests (ARGS='-k name' passes options on)"
@@ -55,6 +55,7 @@ help:
 	@echo "make costs     what the CUDA kernels issue in configurations A, B and C, counted on the CPU, for docs/gpu-costs.md; an hour"
 	@echo "make gpu-day DIR=day  on a machine with a GPU: is it right, how fast, what does the automatic choice get wrong; nine minutes"
 	@echo "               at most, and a second call goes on (ARGS='--rehearse': on the CPU, to see what it does; docs/gpu-day.md)"
+	@echo "make host-time  CPU time of Python in a call of sdpa and cupy_raw, with kernels that do nothing; no GPU is needed"
 	@echo "make hosts     attention over four hosts on this machine, network namespaces whose links are slow, beside other schemes: time"
 	@echo "               and bytes on the wire (root; half an hour; ARGS=--quick: short sequences)"
 	@echo "make simulate  the kernels in numba.cuda over every problem, in numba's simulator (an hour; ARGS='--share 1/4' a part)"
@@ -123,6 +124,9 @@ ptx: $(TEST) $(KERNELS)
 
 gpu-day: $(TEST) $(KERNELS)
 	$(PY) tests/gpu/run.py $(DIR) $(ARGS)
+
+host-time: $(TEST)
+	OMP_NUM_THREADS=1 $(PY) tests/host_time.py $(ARGS)
 
 hosts: $(TEST)
 	$(PY) -m dilkit bench --suite hosts $(ARGS)

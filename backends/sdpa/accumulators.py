@@ -11,19 +11,12 @@ a tensor, so that bits do not depend on threads: exp, log, and operations that r
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from dilkit.backends.sdpa.strided_calls import StridedCall, TensorStrides
-from dilkit.problem import Problem
+from dilkit.backends.sdpa.call_plan import Accumulated, CallPlan
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-
-
-MOST_ROUNDINGS = 3
-"""The most results of a row, on average, that `RowKernels` merge in halves."""
 
 
 class RowKernels(Protocol):
@@ -36,74 +29,70 @@ class RowKernels(Protocol):
         """Add `part` to `total`, of which several problems may be the same memory."""
 
 
-def _has_parts(problem: Problem) -> bool:
-    return len(problem.pattern.branches) > 1 or not problem.pattern.only_segments
-
-
 class OutputAccumulator:
-    """`out` and `lse` of the partial results of `calls`.
+    """`out` and `lse` of the partial results of the calls of a plan, which are added in the order of the calls.
 
     torch's operators merge halves in fp32 where a row has several results. `kernels` round to the query's dtype each time, which
     takes no tensor of fp32 but adds an error: more than `MOST_ROUNDINGS` results a row are merged in fp32.
     """
 
-    def __init__(self, query: Tensor, problem: Problem, kernels: RowKernels | None, calls: Sequence[StridedCall]) -> None:
-        from dilkit.op.boundary import lse_dtype
+    def __init__(self, query: Tensor, plan: CallPlan, kernels: RowKernels | None) -> None:
+        import torch
 
-        kind, results = lse_dtype(query.dtype), sum(math.prod(call.shape) for call in calls)
-        rounded = results <= MOST_ROUNDINGS * math.prod(query.shape[:3]) if kernels else not _has_parts(problem)
-        self.like, self.kernels = query, kernels
-        self.lse = query.new_full((*query.shape[:3], 1), -math.inf, dtype=kind)  # in the order of `out`
-        self.dtype = query.dtype if rounded else kind
+        self.like, self.plan, self.kernels = query, plan, kernels
+        wide = torch.promote_types(query.dtype, torch.float32)
+        self.lse = query.new_full(query.shape[:3], -math.inf, dtype=wide)  # (batch, seq, heads), in the order of `out`
         self.out: Tensor | None = None
 
-    def add(self, call: StridedCall, out: Tensor, lse: Tensor) -> None:
-        """Merge the partial result of a call: `out` `(batch, heads, rows, head_dim)` and `lse` `(batch, heads, rows)`."""
-        if self.out is None and (first := _adopted(call, out, self.like)) is not None:
-            self.out = first.to(self.dtype)
-            call.view(self.lse).squeeze(-1).copy_(_on_grid(call, lse))
-            return
-        self.out = _zeros(self.like, self.dtype) if self.out is None else self.out
+    def add(self, out: Tensor, lse: Tensor) -> None:
+        """Merge the result of the next call: `out` `(batch, heads, rows, head_dim)` and `lse` `(batch, heads, rows)`."""
+        if self.out is None:
+            self.out, done = self.plan.merged.begin(self.like, out)
+            views, sums = self.plan.merged.views.of(self.out, done), self.plan.sums.of(self.lse)
+            self._views = zip(views, sums, strict=True)
+            if done:
+                view = next(sums)
+                view.copy_(lse.reshape(view.shape))
+                return
+        view, view_lse = next(self._views)
         if self.kernels is None:
-            merge(call.view(self.out), call.view(self.lse).squeeze(-1), _on_grid(call, out), _on_grid(call, lse))
+            merge(view, view_lse, out.reshape(view.shape), lse.reshape(view_lse.shape))
         else:
-            self.kernels.merge(call.kernel_view(self.out), call.kernel_view(self.lse).squeeze(-1), out, lse)
+            self.kernels.merge(view, view_lse, out, lse)
 
     def result(self) -> tuple[Tensor, Tensor]:
         """`out`, contiguous and in the dtype of the query, and `lse` `(batch, heads, seq)`."""
         import torch
 
-        out = _zeros(self.like, self.dtype) if self.out is None else self.out
-        return out.to(self.like.dtype), self.lse.squeeze(-1).transpose(1, 2).clone(memory_format=torch.contiguous_format)
+        out = self.plan.merged.begin(self.like)[0] if self.out is None else self.out
+        return out.to(self.like.dtype), self.lse.transpose(1, 2).clone(memory_format=torch.contiguous_format)
 
 
 class GradientAccumulator:
-    """The gradient of `like`: the sum of the gradients of calls. Halves are summed in fp32 when there is more than one term.
+    """The gradient of `like`: the sum of the gradients of calls, which are added in their order.
 
-    `kv`: `like` has key/value heads, and the gradients to be added have query heads.
+    Halves are summed in fp32 when there is more than one term. The gradients of keys and values that are added have query heads.
     """
 
-    def __init__(self, like: Tensor, problem: Problem, kv: bool, kernels: RowKernels | None) -> None:
-        import torch
-
-        several = _has_parts(problem) or (kv and problem.heads > problem.kv_heads)
-        self.like, self.kv, self.kernels = like, kv, kernels
-        self.dtype = torch.promote_types(like.dtype, torch.float32) if several else like.dtype
+    def __init__(self, like: Tensor, place: Accumulated, kernels: RowKernels | None) -> None:
+        self.like, self.place, self.kernels = like, place, kernels
         self.total: Tensor | None = None
 
-    def add(self, call: StridedCall, part: Tensor) -> None:
+    def add(self, part: Tensor) -> None:
         """Add a call's gradient `(batch, heads, rows, head_dim)`; query heads of one key/value head are summed."""
-        if self.total is None and (first := _adopted(call, part, self.like, self.kv)) is not None:
-            self.total = first.to(self.dtype)
-            return
-        self.total = _zeros(self.like, self.dtype) if self.total is None else self.total
+        if self.total is None:
+            self.total, done = self.place.begin(self.like, part)
+            self._views = self.place.views.of(self.total, done)
+            if done:
+                return
+        view = next(self._views)
         if self.kernels is not None:
-            self.kernels.add(call.kernel_view(self.total, self.kv), part)
+            self.kernels.add(view, part)
             return
-        part, view = _on_grid(call, part.to(self.dtype)), call.view(self.total, self.kv)
-        for dim, axis in enumerate(call.axes):
-            if self.kv and not (axis.kv_head or axis.row or axis.batch):
-                part, *others = (part.narrow(dim, i, 1) for i in range(axis.size))
+        part = part.to(view.dtype).reshape(view.shape)
+        for dim, (size, step) in enumerate(zip(view.shape, view.stride(), strict=True)):
+            if size > 1 and not step:  # query heads of one key/value head
+                part, *others = (part.narrow(dim, i, 1) for i in range(size))
                 for other in others:
                     part.add_(other)
                 view = view.narrow(dim, 0, 1)
@@ -111,7 +100,7 @@ class GradientAccumulator:
 
     def result(self) -> Tensor:
         """The gradient, contiguous and in the dtype of `like`."""
-        total = _zeros(self.like, self.dtype) if self.total is None else self.total
+        total = self.place.begin(self.like)[0] if self.total is None else self.total
         return total.to(self.like.dtype)
 
 
@@ -136,22 +125,3 @@ def merge_lse(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     lse = highest.add_(total.log())
     total.clamp_min_(1.0)  # changes nothing but 0 / 0
     return lse, of_old.div_(total), of_new.div_(total)
-
-
-def _zeros(like: Tensor, dtype: torch.dtype) -> Tensor:
-    return like.new_zeros(like.shape, dtype=dtype)
-
-
-def _on_grid(call: StridedCall, x: Tensor) -> Tensor:
-    """`(batch, heads, ...)` as a view `(*grid_sizes, ...)`: the two dimensions are split into the axes of the call."""
-    return x.reshape(*call.grid_sizes, *x.shape[2:])
-
-
-def _adopted(call: StridedCall, part: Tensor, like: Tensor, kv: bool = False) -> Tensor | None:
-    """`part` as a contiguous tensor of the shape of `like` if it already lies in memory as one; else None."""
-    strides = TensorStrides.contiguous(like, kv)
-    on_grid = _on_grid(call, part)
-    sizes = zip(on_grid.shape, on_grid.stride(), (*call.steps(strides), 1), strict=True)
-    if part.numel() == like.numel() and all(size == 1 or have == want for size, have, want in sizes):
-        return part.as_strided(like.shape, (*strides[:3], 1))
-    return None

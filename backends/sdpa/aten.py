@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     Gradients = tuple[Tensor, Tensor, Tensor]
 
 
+@lru_cache(maxsize=32)
 def _aten(name: str) -> Any:
     import torch
 
@@ -72,10 +73,10 @@ def _aligned_rows(q: Tensor) -> Tensor:
 
 
 def _no_dropout(like: Tensor, dtype: str, *shape: int) -> Tensor:
-    """The state of a random generator that no operator reads, for there is no dropout."""
+    """The state of a random generator, which makes no difference without dropout: it is not filled in."""
     import torch
 
-    return torch.zeros(shape, dtype=getattr(torch, dtype), device=like.device)
+    return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
 
 
 def flash_forward(q: Tensor, k: Tensor, v: Tensor, mask: None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:

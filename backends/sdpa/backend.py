@@ -10,19 +10,23 @@ On a CPU the same number of threads gives the same bits; another one may not, as
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 from dilkit.backend import Backend, Limits, Refusal
 from dilkit.backends.ignored_keys import without_ignored
 from dilkit.backends.sdpa.accumulators import GradientAccumulator, OutputAccumulator, RowKernels
+from dilkit.backends.sdpa.call_plan import call_plan
 from dilkit.backends.sdpa.fusing import row_kernels, why_eager
 from dilkit.backends.sdpa.grids import FORMS
-from dilkit.backends.sdpa.kernels import KERNELS, SdpaKernel
+from dilkit.backends.sdpa.kernels import KERNELS, SdpaKernel, has_no_plan
 from dilkit.backends.sdpa.last_rows import last_rows
 from dilkit.backends.sdpa.packed import packed_backward, packed_forward
 from dilkit.backends.sdpa.refused import NO_VIEW, kind_refusals, overlap_refusals
-from dilkit.backends.sdpa.strided_calls import StridedCall, TensorStrides, strided_calls
+from dilkit.backends.sdpa.strided_calls import StridedCall
+from dilkit.device import capturing
 from dilkit.inputs import Inputs
 from dilkit.problem import Problem
 
@@ -40,11 +44,12 @@ class SDPA(Backend):
         '`overlap="once"` for some patterns'
     )
     requires = ("torch",)
-    limits = Limits(devices=frozenset({"cpu", "cuda", "hip"}), varlen=True, kv_cache=True, forms=FORMS)
+    limits = Limits(devices=frozenset({"cpu", "cuda", "hip"}), varlen=True, kv_cache=True, query_offset=True, forms=FORMS)
     priority = 10
 
     def __init__(self, kernels: tuple[SdpaKernel, ...] = KERNELS, row_kernels: RowKernels | None = None) -> None:
         self.kernels, self.row_kernels = kernels, row_kernels
+        self._chosen = lru_cache(maxsize=256)(lambda problem, deterministic: self._kernel(problem))
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
         limits = (replace(r, hint=NO_VIEW) if r.code == "branch kind" else r for r in super().refusals(problem))
@@ -74,63 +79,43 @@ class SDPA(Backend):
             return ()
         import torch
 
-        sizes = f"{problem.dtype}, head_dim {problem.head_dim}", f"packed {problem.varlen}, gradients {problem.requires_grad}"
+        sizes = (
+            f"{problem.dtype}, head_dim {problem.head_dim}",
+            f"packed {problem.varlen}, gradients {problem.requires_grad}",
+            f"segments {problem.pattern.only_segments}, other queries {problem.queries is not None}",
+        )
         return ("sdpa", self._kernel(problem).name, str(problem.device), torch.__version__, f"HIP {torch.version.hip}", *sizes)
 
     def forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
         """On a GPU packed sequences wait for `cu_seqlens`, for how many segments have which length decides what is called."""
-        query, key, value, key_padding_mask, cu_seqlens, cache_seqlens, *_ = inputs
+        query, key, value, _, _, cache_seqlens, *_ = inputs
         if cache_seqlens is not None:
             return last_rows(query, key, value, problem, cache_seqlens)
-        kernel, merging = self._kernel(problem), self.row_kernels or row_kernels(query, problem)
-        sign, scale = _sign_and_factor(problem.scale)
-        if cu_seqlens is not None:
-            return packed_forward(kernel, inputs._replace(query=_times(sign, query)), problem, scale, merging)
-        key, value = (without_ignored(x, key_padding_mask) for x in (key, value))
-        q, k, v = (kernel.layout(x) for x in (_times(sign, query), key, value))
-        calls = _calls(problem, (q,), (k, v), fused=merging is not None)
-        total = OutputAccumulator(query, problem, merging, calls)
-        with kernel.active():
-            for call in calls:
-                ignored = _ignored_keys(call, key_padding_mask, problem.heads)
-                views = call.kernel_view(q), call.kernel_view(k, kv=True), call.kernel_view(v, kv=True)
-                rows = tuple(map(call.in_order, views))
-                total.add(call, *map(call.in_order, _partial(kernel, rows, ignored, call.is_causal, scale)))
-        return total.result()
+        results: tuple[Tensor, Tensor] = self._compute(_forward, problem, inputs)
+        return results
 
     def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value, key_padding_mask, cu_seqlens, *_ = inputs
-        kernel, adding = self._kernel(problem), self.row_kernels or row_kernels(query, problem)
-        sign, scale = _sign_and_factor(problem.scale)
-        if cu_seqlens is not None:
-            inputs = inputs._replace(query=_times(sign, query))
-            dq, dk, dv = packed_backward(kernel, dout, inputs, out, lse, problem, scale, adding)
-            return _times(sign, dq), dk, dv
-        key, value = (without_ignored(x, key_padding_mask) for x in (key, value))
-        if key_padding_mask is not None:  # rows that see nothing have no gradient, whatever is in them
-            unseen = (lse == -math.inf).transpose(1, 2).unsqueeze(-1)
-            dout, query, out = (x.masked_fill(unseen, 0.0) for x in (dout, query, out))
-        do, q, k, v, out = (kernel.layout(x) for x in (dout, _times(sign, query), key, value, out))
-        if kernel.equal_strides:
-            do, q, out = (x.contiguous() for x in (do, q, out))
-        # exp(s - inf) = 0: a row that sees nothing has no gradient.
-        sums = lse.transpose(1, 2)
-        if adding:  # in the order of `out`, whose strides the calls fit
-            sums = sums.contiguous()
-        sums = sums.masked_fill(sums == -math.inf, math.inf).unsqueeze(-1)
-        totals = [GradientAccumulator(x, problem, kv, adding) for x, kv in ((query, False), (key, True), (value, True))]
-        with kernel.active():
-            for call in _calls(problem, (q, do, out), (k, v), fused=adding is not None):
-                ignored = _ignored_keys(call, key_padding_mask, problem.heads)
-                queries = call.kernel_view(do), call.kernel_view(q), call.kernel_view(k, kv=True), call.kernel_view(v, kv=True)
-                call_sums = call.kernel_view(sums).squeeze(-1) if adding else call.view(sums).reshape(call.shape)
-                whole = call.kernel_view(out), call_sums.contiguous()
-                parts = kernel.backward(*map(call.in_order, (*queries, *whole)), ignored, call.is_causal, scale)
-                for total, part in zip(totals, parts, strict=True):
-                    total.add(call, call.in_order(part))
-                del parts, part  # before the next ones are computed
-        dq, dk, dv = (total.result() for total in totals)
-        return _times(sign, dq), dk, dv
+        gradients: tuple[Tensor, Tensor, Tensor] = self._compute(_backward, problem, inputs, dout, out, lse)
+        return gradients
+
+    def _compute(self, run: Callable[..., Any], problem: Problem, inputs: Inputs, *others: Tensor) -> Any:
+        """Return the results of `run` by the first kernel; by the next one, from the start, where cuDNN cannot plan its calls."""
+        import torch
+
+        merging = self.row_kernels or row_kernels(inputs.query, problem)
+        with torch._C._AutoDispatchBelowAutograd():
+            while True:
+                kernel = self._chosen(problem, torch.are_deterministic_algorithms_enabled())
+                try:
+                    with kernel.active():
+                        return run(kernel, merging, problem, inputs, *others)
+                except RuntimeError as error:
+                    if not has_no_plan(error) or capturing(inputs.query.device):
+                        raise
+                    kernel.remember_failure(problem, error)
+                    self._chosen.cache_clear()
+                    if self._choose_kernel(problem)[0] is None:
+                        raise
 
     def _kernel(self, problem: Problem) -> SdpaKernel:
         kernel, _ = self._choose_kernel(problem)
@@ -150,26 +135,79 @@ class SDPA(Backend):
         return None, tuple(passed_over)
 
 
+def _forward(kernel: SdpaKernel, merging: RowKernels | None, problem: Problem, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    query, key, value, mask, cu_seqlens, *_ = inputs
+    sign, scale = _sign_and_factor(problem.scale)
+    if cu_seqlens is not None:
+        return packed_forward(kernel, inputs._replace(query=_times(sign, query)), problem, scale, merging)
+    q, k, v = map(kernel.layout, (_times(sign, query), without_ignored(key, mask), without_ignored(value, mask)))
+    plan = call_plan(problem, (q.stride(),), (k.stride(), v.stride()), merging is not None)
+    total = OutputAccumulator(query, plan, merging)
+    views = (x.of(y) for x, y in zip((*plan.queries, *plan.keys), (q, k, v), strict=True))
+    for call, *rows in zip(plan.calls, *views, strict=True):
+        total.add(*_partial(kernel, call, rows, _ignored_keys(call, mask, problem.heads), scale))
+    return total.result()
+
+
+def _backward(
+    kernel: SdpaKernel,
+    adding: RowKernels | None,
+    problem: Problem,
+    inputs: Inputs,
+    dout: Tensor,
+    out: Tensor,
+    lse: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    import torch
+
+    query, key, value, mask, cu_seqlens, *_ = inputs
+    sign, scale = _sign_and_factor(problem.scale)
+    if cu_seqlens is not None:
+        inputs = inputs._replace(query=_times(sign, query))
+        dq, dk, dv = packed_backward(kernel, dout, inputs, out, lse, problem, scale, adding)
+        return _times(sign, dq), dk, dv
+    key, value = without_ignored(key, mask), without_ignored(value, mask)
+    if mask is not None:  # rows that see nothing have no gradient, whatever is in them
+        unseen = (lse == -math.inf).transpose(1, 2).unsqueeze(-1)
+        dout, query, out = (x.masked_fill(unseen, 0.0) for x in (dout, query, out))
+    do, q, k, v, out = map(kernel.layout, (dout, _times(sign, query), key, value, out))
+    if kernel.equal_strides:
+        do, q, out = (x.contiguous() for x in (do, q, out))
+    sums = torch.nan_to_num(lse, math.nan, math.inf, math.inf)  # exp(s - inf) = 0: a row that sees nothing has no gradient
+    sums = sums.transpose(1, 2).contiguous()  # in the order of `out`, whose strides the calls fit
+    plan = call_plan(problem, (q.stride(), do.stride(), out.stride()), (k.stride(), v.stride()), adding is not None)
+    totals = [
+        GradientAccumulator(x, y, adding) for x, y in zip((query, key, value), (plan.dquery, plan.dkey, plan.dkey), strict=True)
+    ]
+    of_q, of_do, of_out, of_k, of_v, of_sums = (
+        x.of(y) for x, y in zip((*plan.queries, *plan.keys, plan.sums), (q, do, out, k, v, sums), strict=True)
+    )
+    for call, *rows, call_sums in zip(plan.calls, of_do, of_q, of_k, of_v, of_out, of_sums, strict=True):
+        whole = *rows, call_sums.contiguous() if adding else call_sums.reshape(call.shape).contiguous()
+        whole = tuple(map(call.in_order, whole)) if call.reverse else whole
+        parts = kernel.backward(*whole, _ignored_keys(call, mask, problem.heads), call.is_causal, scale)
+        for total, part in zip(totals, parts, strict=True):
+            total.add(call.in_order(part) if call.reverse else part)
+        del parts, part  # before the next ones are computed
+    dq, dk, dv = (total.result() for total in totals)
+    return _times(sign, dq), dk, dv
+
+
 def _partial(
-    kernel: SdpaKernel, views: tuple[Tensor, ...], ignored: Tensor | None, is_causal: bool, scale: float
+    kernel: SdpaKernel, call: StridedCall, rows: Sequence[Tensor], ignored: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
     """`out` and `lse` of a call; 0 and -inf in rows that see no key, where kernels return different things."""
     import torch
 
-    out, lse = kernel.forward(*views, ignored, is_causal, scale)
-    if ignored is None:
-        return out, lse
-    empty = ignored.cumprod(-1, dtype=torch.uint8).bool() if is_causal else ignored.all(-1, keepdim=True).expand(lse.shape)
-    return out.masked_fill_(empty.unsqueeze(-1), 0.0), lse.masked_fill(empty, -math.inf)
-
-
-def _calls(problem: Problem, queries: tuple[Tensor, ...], keys: tuple[Tensor, ...], fused: bool) -> tuple[StridedCall, ...]:
-    """The calls for tensors of these strides; if `fused`, for contiguous results as well."""
-    strides = (*(TensorStrides.of(x) for x in queries), *(TensorStrides.of(x, kv=True) for x in keys))
-    if fused:
-        strides = (*strides, TensorStrides.contiguous(queries[0]), TensorStrides.contiguous(keys[0], kv=True))
-    sizes = problem.seq, problem.heads, problem.kv_heads, problem.batch
-    return strided_calls(problem.pattern, *sizes, strides, problem.is_causal)
+    if call.reverse:
+        rows = tuple(map(call.in_order, rows))
+    out, lse = kernel.forward(*rows, ignored, call.is_causal, scale)
+    if ignored is not None:
+        empty = ignored.all(-1, keepdim=True).expand(lse.shape)
+        if call.is_causal:
+            empty = ignored.cumprod(-1, dtype=torch.uint8).bool()
+        out, lse = out.masked_fill_(empty.unsqueeze(-1), 0.0), lse.masked_fill(empty, -math.inf)
+    return (call.in_order(out), call.in_order(lse)) if call.reverse else (out, lse)
 
 
 def _sign_and_factor(scale: float) -> tuple[int, float]:

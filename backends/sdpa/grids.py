@@ -58,6 +58,10 @@ class GridAxis(NamedTuple):
     batch: int = 0
 
 
+Queries = tuple[int, int] | None
+"""How many queries there are and the position of the first, where query i is not key i."""
+
+
 @dataclass(frozen=True)
 class ProblemGrid:
     """Equal small problems of `rows` queries and `keys` keys; `row`, `head`, `kv_head` are where the first problem begins."""
@@ -85,12 +89,15 @@ class ProblemGrid:
 
 @lru_cache(maxsize=256)
 def form_grids(
-    pattern: Pattern, seq: int, heads: int, kv_heads: int, is_causal: bool = False
+    pattern: Pattern, seq: int, heads: int, kv_heads: int, is_causal: bool = False, queries: Queries = None
 ) -> tuple[tuple[ProblemGrid, ...], ...]:
     """The grids of every form: each pair that a form shows is in exactly one problem of one grid.
 
-    The pattern is one that `overlap_refusals` lets through. Raises TypeError for a form that is made of no views.
+    The pattern is one that `overlap_refusals` lets through. `queries`: how many there are and the position of the first, if they
+    are others than the `seq` keys; then the pattern is dense. Raises TypeError for a form that is made of no views.
     """
+    if queries is not None:
+        return (tuple(_dense_grids(*queries, seq, heads, heads // kv_heads, is_causal)),)
     forms = lower(pattern, seq, heads, kv_heads)
     return tuple(tuple(_grids(form, pattern, seq, heads // kv_heads, is_causal)) for form in forms)
 
@@ -109,15 +116,24 @@ def _grids(form: Form, pattern: Pattern, seq: int, group: int, is_causal: bool) 
         raise TypeError(f"branch {call} is lowered to {form.name}; backend sdpa computes segments, band and global only")
 
 
+def _dense_grids(queries: int, offset: int, seq: int, heads: int, group: int, is_causal: bool) -> Iterator[ProblemGrid]:
+    """All keys for all queries; under causality the keys before the first query, and then as many keys as queries."""
+    tiles = [Tile(0, offset, queries, queries, "earlier")] if is_causal else [Tile(0, 0, queries, seq)]
+    if is_causal and offset:
+        tiles.append(Tile(0, 0, queries, offset))
+    yield from _tile_grids(tiles, 0, 1, 1, (0, heads), group)
+
+
 def _band_grids(band: Band, seq: int, is_causal: bool, group: int) -> Iterator[ProblemGrid]:
     """A band among the tokens of each residue modulo its rate, from the first token that takes part on."""
     left_out = [] if band.without_columns is None else token_runs(band.without_columns, seq)[0]
     first_tokens = max((stop for _, stop in left_out), default=0)
     tokens = seq - first_tokens
     rate = min(band.rate, max(tokens, 1))
-    begin, end = -(-band.first // band.rate), min(band.back, UNBOUNDED) // band.rate + 1
+    begin = -(-band.first // band.rate)
+    back, ahead = (min(reach, UNBOUNDED) // band.rate + 1 for reach in (band.back, band.ahead))
     for first, residues, length in offset_runs(0, rate, max(tokens, 0), rate):
-        tiles = band_tiles(length, begin, end, is_causal)
+        tiles = band_tiles(length, begin, back, back if is_causal else ahead, is_causal)
         yield from _tile_grids(tiles, first_tokens + first, residues, rate, band.heads, group)
 
 
@@ -237,16 +253,21 @@ def window_tiles(tokens: int, window: int, is_causal: bool) -> Iterator[Tile]:
             yield tile.transposed
 
 
-def band_tiles(tokens: int, begin: int, end: int, is_causal: bool) -> Iterator[Tile]:
-    """`i sees j if begin <= |i - j| < end`, causal: `begin <= i - j < end`."""
-    if not begin:
-        yield from window_tiles(tokens, min(end, tokens), is_causal)
-    elif begin < min(end, tokens):
-        for tile in window_tiles(tokens - begin, min(end, tokens) - begin, is_causal=True):
-            moved = tile._replace(query=tile.query + begin)
-            yield moved
-            if not is_causal:
-                yield moved.transposed
+def band_tiles(tokens: int, begin: int, back: int, ahead: int, is_causal: bool) -> Iterator[Tile]:
+    """`i sees j if begin <= |i - j| and -ahead < i - j < back`, causal: `begin <= i - j < back`."""
+    if not begin and back == ahead:
+        yield from window_tiles(tokens, min(back, tokens), is_causal)
+        return
+    yield from _tiles_behind(tokens, begin, back)
+    if not is_causal:
+        yield from (tile.transposed for tile in _tiles_behind(tokens, max(begin, 1), ahead))
+
+
+def _tiles_behind(tokens: int, begin: int, back: int) -> Iterator[Tile]:
+    """`i sees j if begin <= i - j < back`."""
+    if begin < min(back, tokens):
+        for tile in window_tiles(tokens - begin, min(back, tokens) - begin, is_causal=True):
+            yield tile._replace(query=tile.query + begin)
 
 
 def _keys_before(blocks: int, rest: int, window: int) -> Iterator[Tile]:

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -23,35 +23,6 @@ from dilkit.problem import Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-@dataclass(frozen=True)
-class SdpaKernel:
-    """One fused kernel of torch, and what it can compute.
-
-    `requires` names modules beyond torch, each with a hint; within the context `active` torch's operators run this kernel.
-    `layout` copies a tensor whose rows do not lie as it has to have them; `equal_strides`: in the backward pass the strides of
-    `out` and `dout` are those of the query.
-    """
-
-    name: str
-    limits: Limits
-    forward: Callable[..., tuple[Tensor, Tensor]]
-    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
-    requires: tuple[tuple[str, str], ...] = ()
-    more_refusals: Callable[[Problem], list[Refusal]] = lambda problem: []
-    active: Callable[[], AbstractContextManager[None]] = nullcontext
-    layout: Callable[[Tensor], Tensor] = lambda x: cuda_layout(x)
-    equal_strides: bool = False
-
-    def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
-        """Every reason why this kernel cannot compute `problem`; modules to install come last."""
-        missing = [Refusal("module", name, "not installed", hint) for name, hint in self.requires if not installed(name)]
-        refusals = list(self.limits.refusals(problem))
-        if problem.varlen and not problem.is_causal and not self.limits.key_padding_mask:
-            limit = "only with is_causal=True: the kernel takes no mask, and segments are padded"  # at their end
-            refusals.append(Refusal("varlen", "yes", limit))
-        return (*refusals, *self.more_refusals(problem), *missing)
 
 
 # Calls are views, so a whole tensor is handed over as it is, or as a copy in the layout of a kernel. torch caches cuDNN's plan of
@@ -70,25 +41,75 @@ def cpu_layout(x: Tensor) -> Tensor:
     return x.contiguous() if x.stride(1) < x.shape[3] else x
 
 
-def cuda_layout(x: Tensor) -> Tensor:
+def cuda_layout(x: Tensor, expanded: bool = True) -> Tensor:
     """`x` `(batch, seq, heads, head_dim)`, or a copy if its rows do not begin where kernels read whole vectors."""
+    unit = _vector_bytes(x.shape, x.stride(), x.element_size(), expanded)
+    if unit and x.data_ptr() % unit == 0:
+        return x
     import torch
 
-    size = x.element_size()
-    places = (x.data_ptr(), *(stride * size for stride in _strides(x)))
-    unit = math.gcd(VECTOR_BYTES, x.shape[3] * size)
-    if all(place % unit == 0 for place in places):
-        return x
     return x.clone(memory_format=torch.contiguous_format)  # `contiguous` would leave a contiguous part of a tensor where it is
 
 
 def cudnn_layout(x: Tensor) -> Tensor:
     """`cuda_layout`, or a copy if `x` is expanded: cuDNN takes no stride of 0."""
-    return x.contiguous() if 0 in _strides(x) else cuda_layout(x)
+    return cuda_layout(x, expanded=False)
 
 
-def _strides(x: Tensor) -> list[int]:
-    return [stride for size, stride in zip(x.shape[:3], x.stride(), strict=False) if size > 1]
+@lru_cache(maxsize=1024)
+def _vector_bytes(sizes: tuple[int, ...], strides: tuple[int, ...], size: int, expanded: bool) -> int:
+    """Return the bytes that kernels read at once; 0 if rows of these strides do not begin at multiples, or share memory."""
+    unit = math.gcd(VECTOR_BYTES, sizes[3] * size)
+    steps = [step for count, step in zip(sizes[:3], strides, strict=False) if count > 1]
+    return unit if all(step * size % unit == 0 and (step or expanded) for step in steps) else 0
+
+
+@dataclass(frozen=True)
+class SdpaKernel:
+    """One fused kernel of torch, and what it can compute.
+
+    `requires` names modules beyond torch, each with a hint; within the context `active` torch's operators run this kernel.
+    `layout` copies a tensor whose rows do not lie as it has to have them; `equal_strides`: in the backward pass the strides of
+    `out` and `dout` are those of the query.
+    """
+
+    name: str
+    limits: Limits
+    forward: Callable[..., tuple[Tensor, Tensor]]
+    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    requires: tuple[tuple[str, str], ...] = ()
+    more_refusals: Callable[[Problem], list[Refusal]] = lambda problem: []
+    active: Callable[[], AbstractContextManager[None]] = nullcontext
+    layout: Callable[[Tensor], Tensor] = cuda_layout
+    equal_strides: bool = False
+    failures: dict[Problem, str] = field(init=False, repr=False, compare=False, default_factory=dict)
+    """Why torch could not plan a call, by the problem: in this process it is not tried again."""
+
+    def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
+        """Every reason why this kernel cannot compute `problem`; modules to install come last."""
+        missing = [Refusal("module", name, "not installed", hint) for name, hint in self.requires if not installed(name)]
+        refusals = list(self.limits.refusals(problem))
+        if problem.varlen and not problem.is_causal and not self.limits.key_padding_mask:
+            limit = "only with is_causal=True: the kernel takes no mask, and segments are padded"  # at their end
+            refusals.append(Refusal("varlen", "yes", limit))
+        if (why := self.failures.get(problem)) is not None:
+            refusals.append(Refusal("execution plan", "missing", why))
+        return (*refusals, *self.more_refusals(problem), *missing)
+
+    def remember_failure(self, problem: Problem, error: RuntimeError) -> None:
+        """Refuse `problem` from now on, for what torch said."""
+        if len(self.failures) >= MOST_FAILURES:
+            self.failures.clear()
+        self.failures[problem] = str(error).partition("\n")[0]
+
+
+MOST_FAILURES = 256
+NO_PLAN = "No execution plans", "No valid execution plans", "No valid engine configs"
+
+
+def has_no_plan(error: RuntimeError) -> bool:
+    """True if cuDNN says that it has no way to compute a call, before it has computed anything."""
+    return "cuDNN Frontend error" in (text := str(error)) and any(words in text for words in NO_PLAN)
 
 
 @lru_cache(maxsize=64)
@@ -163,7 +184,8 @@ def _hip_refusals(problem: Problem) -> list[Refusal]:
 def _cudnn_refusals(problem: Problem) -> list[Refusal]:
     """cuDNN takes no single key, and its backward pass sums in no fixed order."""
     refusals, torch = [], sys.modules.get("torch")
-    grids = form_grids(problem.pattern, problem.seq, problem.heads, problem.kv_heads, problem.is_causal)
+    queries = None if problem.queries is None else (problem.queries, problem.query_offset or 0)
+    grids = form_grids(problem.pattern, problem.seq, problem.heads, problem.kv_heads, problem.is_causal, queries)
     if any(min(grid.rows, grid.keys) == 1 for branch in grids for grid in branch):
         refusals.append(Refusal("rows", "1", "at least 2 rows are needed in every call"))
     if problem.head_dim > 128 and not (torch is not None and _cudnn_takes(problem)):
@@ -225,6 +247,7 @@ _FLASH = Limits(
     head_dim_multiple=8,
     key_padding_mask=False,
     varlen=True,
+    query_offset=True,
     forms=FORMS,
 )
 _ACTIVATION = "torch.nn.attention._fa3", "install torch 2.11 or newer"
@@ -234,7 +257,7 @@ _ACTIVATION = "torch.nn.attention._fa3", "install torch 2.11 or newer"
 KERNELS = (
     SdpaKernel(
         "cpu-flash",
-        Limits(varlen=True, forms=FORMS),
+        Limits(varlen=True, query_offset=True, forms=FORMS),
         aten.cpu_forward,
         aten.cpu_backward,
         more_refusals=_cpu_refusals,
@@ -280,6 +303,7 @@ KERNELS = (
             dtypes=_HALF | {"float32"},
             min_capability=(5, 0),
             varlen=True,
+            query_offset=True,
             forms=FORMS,
         ),
         aten.efficient_forward,

@@ -26,11 +26,10 @@ def packed_forward(
     """`out` `(1, total, heads, head_dim)` and `lse` `(1, heads, total)`."""
     q, k, v = (_by_row(x) for x in inputs[:3])
     whole = PackedOutput(inputs.query, problem, merging)
-    with kernel.active():
-        for batch in segment_batches(problem, inputs.cu_seqlens, inputs.query.shape[1]):
-            views = _queries(q, batch), _keys(k, batch), _keys(v, batch)
-            parts = kernel.forward(*views, _ignored(batch, problem), problem.is_causal, scale)
-            whole.add(batch.queries, *parts, batch.first)
+    for batch in segment_batches(problem, inputs.cu_seqlens, inputs.query.shape[1]):
+        views = _queries(q, batch), _keys(k, batch), _keys(v, batch)
+        parts = kernel.forward(*views, _ignored(batch, problem), problem.is_causal, scale)
+        whole.add(batch.queries, *parts, batch.first)
     return whole.result()
 
 
@@ -49,14 +48,13 @@ def packed_backward(
     # exp(s - inf) = 0: a row that sees nothing has no gradient, and neither has padding.
     sums = lse.masked_fill(lse == -math.inf, math.inf).transpose(1, 2).reshape(-1, 1)
     dquery, dkey, dvalue = (_Gradient(x, problem, i > 0, adding) for i, x in enumerate(inputs[:3]))
-    with kernel.active():
-        for batch in segment_batches(problem, inputs.cu_seqlens, inputs.query.shape[1]):
-            views = _queries(do, batch), _queries(q, batch), _keys(k, batch), _keys(v, batch)
-            whole = _queries(o, batch), _gathered(sums, batch.queries, batch.padding, math.inf).squeeze(-1)
-            dq, dk, dv = kernel.backward(*views, *whole, _ignored(batch, problem), problem.is_causal, scale)
-            dquery.add(batch.queries, dq, batch.first)
-            dkey.add(batch.keys, dk, batch.first)
-            dvalue.add(batch.keys, dv, batch.first)
+    for batch in segment_batches(problem, inputs.cu_seqlens, inputs.query.shape[1]):
+        views = _queries(do, batch), _queries(q, batch), _keys(k, batch), _keys(v, batch)
+        whole = _queries(o, batch), _gathered(sums, batch.queries, batch.padding, math.inf).squeeze(-1)
+        dq, dk, dv = kernel.backward(*views, *whole, _ignored(batch, problem), problem.is_causal, scale)
+        dquery.add(batch.queries, dq, batch.first)
+        dkey.add(batch.keys, dk, batch.first)
+        dvalue.add(batch.keys, dv, batch.first)
     return dquery.result(), dkey.result(), dvalue.result()
 
 

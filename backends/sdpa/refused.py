@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from dilkit.backend import Refusal, offset_refusals, one_sided_refusals
+from dilkit.backend import Refusal, offset_refusals
 from dilkit.backends.sdpa.grids import FORMS, token_runs
 from dilkit.pattern.lowering import Band, Form, Global, Segments
 from dilkit.problem import Problem
@@ -51,7 +51,7 @@ def _left_out_refused(form: Form, problem: Problem) -> str:
 
 def kind_refusals(problem: Problem) -> tuple[Refusal, ...]:
     """Global tokens in too many places, each of which is a call of its own; and kinds that packed calls and caches lack."""
-    forms, refusals = problem.forms, [*one_sided_refusals(problem), *offset_refusals(problem)]
+    forms, refusals = problem.forms, [*offset_refusals(problem), *_queries_refused(problem)]
     other_kinds = {problem.pattern.branches[form.branch].kind for form in forms if form.name in FORMS - {Segments.name}}
     if other_kinds and (problem.varlen or problem.kv_cache):
         where = "packed sequences" if problem.varlen else "a cache"
@@ -70,6 +70,21 @@ def kind_refusals(problem: Problem) -> tuple[Refusal, ...]:
             hint = "move them next to each other, or another backend"
             refusals.append(Refusal("global tokens", f"in {len(columns)} places", f"at most {MOST_PLACES}", hint))
     return tuple(refusals)
+
+
+def _queries_refused(problem: Problem) -> list[Refusal]:
+    """Queries that are others than the keys, but where all of them see all keys, or under causality all up to their own."""
+    if problem.queries is None:
+        return []
+    offset, forms = problem.query_offset, problem.forms
+    is_dense = len(forms) == 1 and isinstance(forms[0], Segments) and forms[0].rate == 1 and forms[0].length >= problem.span
+    inside = offset is not None and offset >= 0
+    if problem.is_causal:
+        inside = inside and problem.span == problem.seq
+    if is_dense and forms[0].heads == (0, problem.heads) and inside and problem.queries > 0:
+        return []
+    limit = "a batch of dense attention is needed, under causality with each query at one of the keys"
+    return [Refusal("queries", f"{problem.queries:,} for {problem.seq:,} keys", limit, _OTHER)]
 
 
 NO_VIEW = "another backend: runs and grids are no strided views"

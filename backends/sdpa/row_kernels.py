@@ -12,11 +12,14 @@ row whose lse is -inf is not read, so whatever it holds cannot reach the result.
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 import triton.language as tl
+
+from dilkit.device import capturing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -129,10 +132,20 @@ def add(total: Tensor, part: Tensor) -> None:
     _launch(add_rows, problems, total, part, heads, total.shape[2], group, *strides)
 
 
+_LAUNCHING: dict[torch.device, Lock] = {}
+"""Held for a launch on a device: a kernel that a thread is loading there is broken for another thread that launches it."""
+
+
 def _launch(kernel: Any, problems: Tensor, *arguments: Any) -> None:
     batch, heads, rows, width = problems.shape
-    padded = triton.next_power_of_2(width)
+    padded = 1 << (width - 1).bit_length()  # Triton's own functions of integers take microseconds
     at_once = max(1, NUMBERS // padded)
-    programs = batch * heads * triton.cdiv(rows, at_once)
-    with torch.cuda.device_of(problems):
-        kernel[(programs,)](*arguments, WIDTH=width, PADDED=padded, ROWS=at_once, enable_fp_fusion=False)
+    programs = batch * heads * -(-rows // at_once)
+    options: dict[str, Any] = dict(WIDTH=width, PADDED=padded, ROWS=at_once, enable_fp_fusion=False)
+    with torch.cuda.device_of(problems), _LAUNCHING.setdefault(problems.device, Lock()):
+        if capturing(problems.device) and kernel.warmup(*arguments, grid=(programs,), **options).module is None:
+            raise RuntimeError(
+                f"a merge kernel is not loaded on {problems.device}, and cannot be while a CUDA graph is captured: make the same "
+                "call once before"
+            )
+        kernel[(programs,)](*arguments, **options)

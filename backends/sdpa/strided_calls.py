@@ -6,13 +6,13 @@ A call takes views; only one whose queries see the later keys takes copies in re
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from dilkit.backends.sdpa.grids import GridAxis, ProblemGrid, form_grids
+from dilkit.backends.sdpa.grids import GridAxis, ProblemGrid, Queries, form_grids
 from dilkit.pattern import Pattern
 
 if TYPE_CHECKING:
@@ -37,12 +37,6 @@ class TensorStrides(NamedTuple):
         batch, row, head = x.stride()[:3]
         return cls(batch, row, head, kv)
 
-    @classmethod
-    def contiguous(cls, x: Tensor, kv: bool = False) -> TensorStrides:
-        """The strides of a contiguous tensor of the shape of `x`."""
-        _, seq, heads, width = x.shape
-        return cls(seq * heads * width, heads * width, width, kv)
-
 
 @dataclass(frozen=True)
 class StridedCall:
@@ -55,58 +49,45 @@ class StridedCall:
     batch_axes: tuple[GridAxis, ...]
     head_axes: tuple[GridAxis, ...]
     start: GridAxis
-    axes: tuple[GridAxis, ...] = field(init=False, repr=False, compare=False)
-    grid_sizes: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    shape: tuple[int, int, int] = field(init=False, repr=False, compare=False)
-    """`(batch, heads, rows)` of the kernel's queries and results."""
-    reverse: bool = field(init=False, repr=False, compare=False)
-    """True if queries see later keys."""
-    _views: dict[tuple[Any, ...], tuple[Any, ...]] = field(init=False, repr=False, compare=False, default_factory=dict)
-    """Size, strides and start of kernel views, by the strides and the width of their tensors."""
 
-    def __post_init__(self) -> None:
-        sizes = prod(axis.size for axis in self.batch_axes), prod(axis.size for axis in self.head_axes)
-        object.__setattr__(self, "axes", self.batch_axes + self.head_axes)
-        object.__setattr__(self, "grid_sizes", tuple(axis.size for axis in self.axes))
-        object.__setattr__(self, "shape", (*sizes, self.grid.rows))
-        object.__setattr__(self, "reverse", self.grid.seen == "later")
+    @cached_property
+    def shape(self) -> tuple[int, int, int]:
+        """`(batch, heads, rows)` of the kernel's queries and results."""
+        return prod(axis.size for axis in self.batch_axes), prod(axis.size for axis in self.head_axes), self.grid.rows
 
     @property
     def key_shape(self) -> tuple[int, int, int]:
         """`(batch, heads, keys)` of the kernel's keys and values."""
         return (*self.shape[:2], self.grid.keys)
 
-    @property
+    @cached_property
     def is_causal(self) -> bool:
         """True if the kernel must mask keys after the query; rows are `in_order`."""
         return self.grid.seen != "all"
+
+    @cached_property
+    def reverse(self) -> bool:
+        """True if queries see later keys."""
+        return self.grid.seen == "later"
 
     def in_order(self, x: Tensor) -> Tensor:
         """Rows `(batch, heads, rows, ...)` as the kernel takes and returns them: in reverse where queries see later keys."""
         return x.flip(2) if self.reverse else x
 
-    def steps(self, strides: TensorStrides) -> tuple[int, ...]:
-        """The strides of a view `(*grid_sizes, rows)` of a tensor of these `strides`."""
-        return (*(_stride(axis, strides) for axis in self.axes), self.grid.row_step * strides.row)
-
     def view(self, x: Tensor, kv: bool = False) -> Tensor:
-        """The rows of `x` `(batch, seq, heads, d)` that the call reads or writes, as a view `(*grid_sizes, rows, d)`.
+        """The rows of `x` `(batch, seq, heads, ...)` that the call reads or writes, as a view `(*axes, rows, ...)`.
 
         `kv`: the heads of `x` are key/value heads, and its rows are the keys of the call.
         """
-        strides, grid = TensorStrides.of(x, kv), self.grid
-        size = (*self.grid_sizes, grid.keys if kv else grid.rows, x.shape[3])
+        strides, grid, axes = TensorStrides.of(x, kv), self.grid, self.batch_axes + self.head_axes
+        size = (*(axis.size for axis in axes), grid.keys if kv else grid.rows, *x.shape[3:])
+        steps = (*(_stride(axis, strides) for axis in axes), grid.row_step * strides.row, *x.stride()[3:])
         start = _stride(self.start, strides) + (grid.key_shift * strides.row if kv else 0)
-        return x.as_strided(size, (*self.steps(strides), x.stride(3)), x.storage_offset() + start)
+        return x.as_strided(size, steps, x.storage_offset() + start)
 
     def kernel_view(self, x: Tensor, kv: bool = False) -> Tensor:
-        """`view` as `(batch, heads, rows, d)`; a view too."""
-        key = kv, x.size(3), x.stride()
-        if (known := self._views.get(key)) is None:
-            view = self.view(x, kv).view(*(self.key_shape if kv else self.shape), x.shape[3])
-            known = self._views[key] = view.shape, view.stride(), view.storage_offset() - x.storage_offset()
-        size, strides, start = known
-        return x.as_strided(size, strides, x.storage_offset() + start)
+        """`view` as `(batch, heads, rows, ...)`. Raises RuntimeError where that is no view."""
+        return self.view(x, kv).view(*(self.key_shape if kv else self.shape), *x.shape[3:])
 
 
 def _stride(axis: GridAxis, strides: TensorStrides) -> int:
@@ -115,7 +96,14 @@ def _stride(axis: GridAxis, strides: TensorStrides) -> int:
 
 @lru_cache(maxsize=256)
 def strided_calls(
-    pattern: Pattern, seq: int, heads: int, kv_heads: int, batch: int, tensors: tuple[TensorStrides, ...], is_causal: bool = False
+    pattern: Pattern,
+    seq: int,
+    heads: int,
+    kv_heads: int,
+    batch: int,
+    tensors: tuple[TensorStrides, ...],
+    is_causal: bool = False,
+    queries: Queries = None,
 ) -> tuple[StridedCall, ...]:
     """The fewest kernel calls that compute all grids, branch after branch, for tensors of these strides.
 
@@ -123,7 +111,7 @@ def strided_calls(
     smallest are looped over.
     """
     calls: list[StridedCall] = []
-    for grids in form_grids(pattern, seq, heads, kv_heads, is_causal):
+    for grids in form_grids(pattern, seq, heads, kv_heads, is_causal, queries):
         for grid in grids:
             axes = ((GridAxis(batch, batch=1),) if batch > 1 else ()) + grid.axes
             origin = GridAxis(1, grid.row, grid.head, grid.kv_head)

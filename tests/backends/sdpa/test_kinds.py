@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from helpers.live_bytes import LiveBytes
-from helpers.odd_kinds import Reach
 from helpers.sdpa import agrees_with_the_oracle, problem, problems_of, tensors, views_of_heads
 from helpers.strategies import Heads
 from hypothesis import example, given, strategies as st
@@ -51,7 +50,7 @@ def test_tiles_add_up_to_the_count_and_no_pair_is_masked_out(drawn: tuple[Patter
 
 
 def number_of_calls(pattern: Pattern, seq: int, is_causal: bool, heads: int = 8) -> int:
-    strides = TensorStrides.contiguous(torch.empty(1, seq, heads, 64, device="meta"))
+    strides = TensorStrides.of(torch.empty(1, seq, heads, 64, device="meta"))
     of_keys = strides._replace(kv=True)
     return len(strided_calls(pattern, seq, heads, heads, 1, (strides, of_keys, of_keys), is_causal))
 
@@ -138,10 +137,12 @@ def test_each_head_counts_once_by_itself(branches: tuple[Any, ...]) -> None:
     assert SDPA().refusals(problem(pattern=meeting))
 
 
-def test_bands_that_reach_farther_on_one_side_are_views_where_they_are_causal() -> None:
-    pattern = Pattern.of(Reach(9, 2))
-    assert "a band that reaches as far ahead as back is needed" in str(SDPA().refusals(problem(pattern=pattern))[0])
-    assert agrees_with_the_oracle(SDPA(), pattern, 256, (8, 8), is_causal=True)
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("sides", [(9, 2), (0, 9), (9, 0), (-1, 3), (300, 20)])
+def test_windows_reach_as_far_as_each_side_says(sides: tuple[int, int], is_causal: bool) -> None:
+    window = SlidingWindow(before=sides[0], after=sides[1])
+    for pattern in (Pattern.of(window), Pattern.of(window, GlobalTokens(3), overlap="once")):
+        assert agrees_with_the_oracle(SDPA(), pattern, 256, (8, 8), is_causal=is_causal)
 
 
 def test_segments_may_count_once_where_they_share_a_row_in_no_head() -> None:
