@@ -270,6 +270,15 @@ def current(device: torch.device) -> AbstractContextManager[None]:
     return nullcontext() if torch.cuda.current_device() == device.index else torch.cuda.device(device)
 
 
+def current_stream(device: torch.device) -> int:
+    """Return the handle of torch's current stream on a CUDA `device`, without the object that torch would make of it."""
+    import torch
+
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    handle: int = torch.cuda.current_stream(device).cuda_stream if raw is None else raw(device.index)
+    return handle
+
+
 def has_torch_code(device: Device) -> bool | None:
     """True if the installed torch has code for `device`, assumed or not; None when that is not known."""
     if device.torch_code is not None or device.capability is None:

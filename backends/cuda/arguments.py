@@ -25,7 +25,9 @@ VIEW = np.dtype([("data", np.uint64), ("batch", np.int64), ("row", np.int64), ("
 """A tensor `(batch, seq, heads, head_dim)`: address, and strides in elements; the last one is 1."""
 
 VIEWS = ("query", "key", "value", "out", "dout", "dquery", "dkey", "dvalue")
+KEY_VIEWS = ("key", "value", "dkey", "dvalue")
 ADDRESSES = ("tiles", "branches", "counter", "starts", "tile_ends", "places")
+NO_ADDRESSES = (0,) * len(ADDRESSES)
 BIAS_TENSORS = ("bias_weights", "positions", "bias_parts")
 COUNTS = ("tile_count", "branch_count", "batch", "seq", "heads", "kv_heads", "head_dim", "back", "ahead", "once", "first")
 
@@ -56,10 +58,13 @@ ARGUMENTS = np.dtype(
 )
 """`Args` of `kernels/dilated.cuh`, which a kernel gets by value. An address that it does not use is 0."""
 
-_PACKED = struct.Struct(
-    f"{4 * len(VIEWS)}q 3q 2q {len(ADDRESSES)}q {len(COUNTS)}i 2f 2i 3I {len(BIAS_TENSORS)}q q 4i f 0q 7q 7i 0q"
-)
-"""The same for `struct`, which packs it much faster than numpy fills it field by field."""
+_TENSORS, _ADDRESSES = struct.Struct(f"{4 * len(VIEWS)}q 3q 2q"), struct.Struct(f"{len(ADDRESSES)}q")
+_COUNTS, _DROPOUT = struct.Struct(f"{len(COUNTS)}i f"), struct.Struct("f 2i 3I")
+_SCORES, _STEP = struct.Struct(f"{len(BIAS_TENSORS)}q q 4i f 0q"), struct.Struct("7q 7i 0q")
+PARTS = (_TENSORS, _ADDRESSES, _COUNTS, _DROPOUT, _SCORES, _STEP)
+"""The same for `struct`, which packs it much faster than numpy fills it field by field: parts that change together."""
+
+Numbers = tuple[int, ...]
 
 
 def make_arguments(
@@ -77,23 +82,52 @@ def make_arguments(
     `tensors`: any of `VIEWS` and `BIAS_TENSORS`, and `lse`, `delta` (both contiguous), `mask`. `addresses`: any of `ADDRESSES`.
     `first`: whether no earlier group has written the results. `step`: the values of a `STEP`.
     """
+    counts = pack_counts(problem, group, tile_count, first)
+    options = pack_options(problem, tensors, dropout, step)
+    places = tuple((addresses or {}).get(name, 0) for name in ADDRESSES)
+    return join(pack_tensors(*views_of(tensors), tensors), places, counts, options)
+
+
+def views_of(tensors: Mapping[str, Tensor | None]) -> tuple[Numbers, tuple[Numbers, ...]]:
+    """Return the addresses and strides of `VIEWS`, 0 for those that a launch does not have."""
     viewed = [tensors.get(name) for name in VIEWS]
-    views = [number for x in viewed for number in ((0, 0, 0, 0) if x is None else (x.data_ptr(), *x.stride()[:3]))]
-    lse, delta, mask = (tensors.get(name) for name in ("lse", "delta", "mask"))
-    plain = [0 if x is None else x.data_ptr() for x in (lse, delta, mask)]
-    places = [(addresses or {}).get(name, 0) for name in ADDRESSES]
+    addresses = tuple([0 if x is None else x.data_ptr() for x in viewed])
+    return addresses, tuple([(0, 0, 0) if x is None else x.stride()[:3] for x in viewed])
+
+
+def join(tensors: bytes, addresses: Numbers, counts: bytes, options: bytes) -> NDArray[np.void]:
+    """Return the `ARGUMENTS` of a launch with `ADDRESSES` and packed parts."""
+    return np.ndarray((), ARGUMENTS, tensors + _ADDRESSES.pack(*addresses) + counts + options)
+
+
+def pack_tensors(addresses: Numbers, strides: tuple[Numbers, ...], tensors: Mapping[str, Tensor | None]) -> bytes:
+    """Pack the arguments up to `mask_row`."""
+    numbers = list[int]()
+    for view in zip(addresses, strides, strict=True):
+        numbers += (view[0], *view[1])
+    lse, delta, mask = tensors.get("lse"), tensors.get("delta"), tensors.get("mask")
+    for x in (lse, delta, mask):
+        numbers.append(0 if x is None else x.data_ptr())
+    return _TENSORS.pack(*numbers, *((0, 0) if mask is None else mask.stride()))
+
+
+def pack_counts(problem: Problem, group: Group | None = None, tile_count: int = 0, first: bool = True) -> bytes:
+    """Pack the arguments from `tile_count` to `scale`, which no tensor changes."""
     table = (tile_count, group.branch_count) if group else (0, 0)
     sizes = problem.batch, problem.seq, problem.heads, problem.kv_heads, problem.head_dim
     bounds = (group.back, group.ahead) if group else (FAR, FAR)
-    flags = *bounds, problem.pattern.overlap == "once", first
-    mask_strides = (0, 0) if mask is None else mask.stride()
-    options = problem.scale, *_dropped(dropout), *_scores(problem, tensors)
-    packed = _PACKED.pack(*views, *plain, *mask_strides, *places, *table, *sizes, *flags, *options, *step)
-    return np.frombuffer(packed, ARGUMENTS).reshape(())
+    return _COUNTS.pack(*table, *sizes, *bounds, problem.pattern.overlap == "once", first, problem.scale)
+
+
+def pack_options(
+    problem: Problem, tensors: Mapping[str, Tensor | None], dropout: Dropout | None = None, step: tuple[int, ...] = NO_STEP
+) -> bytes:
+    """Pack the arguments from `keep_scale` on; without dropout and bias, no tensor changes them."""
+    return _DROPOUT.pack(*_dropped(dropout)) + _SCORES.pack(*_scores(problem, tensors)) + _STEP.pack(*step)
 
 
 def _dropped(dropout: Dropout | None) -> tuple[float, int, int, int, int, int]:
-    """The arguments from `keep_scale` on."""
+    """The arguments from `keep_scale` to `threshold`."""
     if dropout is None:
         return 1.0, 0, 0, 0, 0, 0
     low, high = dropout.seed & 0xFFFFFFFF, dropout.seed >> 32
@@ -101,7 +135,7 @@ def _dropped(dropout: Dropout | None) -> tuple[float, int, int, int, int, int]:
 
 
 def _scores(problem: Problem, tensors: Mapping[str, Tensor | None]) -> tuple[float, ...]:
-    """The arguments from `bias_weights` on."""
+    """The arguments from `bias_weights` to `softcap`."""
     form = problem.bias
     if form is None:
         return *(0 for _ in BIAS_TENSORS), 0, 0, 0, 0, 0, problem.softcap

@@ -6,18 +6,17 @@ keys of all their branches, each distinct key scored once. Branches that cannot 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dilkit.backend import Limits, Refusal
 from dilkit.backends.cuda import compile as cuda_compile, scores
-from dilkit.backends.cuda.arguments import VIEWS, make_arguments
+from dilkit.backends.cuda.arguments import NO_ADDRESSES, join, pack_options, pack_tensors, views_of
 from dilkit.backends.cuda.launch import CudaLauncher, CupyLauncher
-from dilkit.backends.cuda.table import HEAD_DIMS, OLDEST, STORAGE, CudaKernel, kernel_for, padded, reason
+from dilkit.backends.cuda.prepared_launches import VECTOR_BYTES, LaunchFacts, role_kernel, role_launches
+from dilkit.backends.cuda.table import HEAD_DIMS, OLDEST, STORAGE, CudaKernel, padded, reason
 from dilkit.backends.tiles.backend import ROLES, StepBackend, Tensors, computed_as
-from dilkit.backends.tiles.device import KEYS, QUERIES, ScheduleGroup, device_schedule, proof_facts, tall_tiles
+from dilkit.backends.tiles.device import device_schedule, proof_facts
 from dilkit.backends.tiles.relations import FORMS, MOST_RUNS, most_runs
-from dilkit.backends.tiles.schedule import LOW_ROWS, MAX_SEQ, MOST_ROWS
 from dilkit.bias.form import APART, BIASES
 from dilkit.device import Capability
 from dilkit.problem import Problem
@@ -28,12 +27,6 @@ if TYPE_CHECKING:
 
     from dilkit.decoding.protocol import PlacedStep
     from dilkit.op.dropout import Dropout
-
-MOST_ITEMS = 2**31 - 2**20
-"""Tiles times batch: a 32-bit number counts them, and every resident block counts one too many."""
-VECTOR_BYTES, ROW_BYTES = 16, 2**32
-"""Rows that start at multiples of it, and are as long as one, are read `VECTOR_BYTES` at a time, if each begins less than
-`ROW_BYTES` after the one before."""
 
 
 class CupyRaw(StepBackend):
@@ -80,7 +73,7 @@ class CupyRaw(StepBackend):
         if problem.stored:
             return f"fp32 on CUDA cores; {self._step_kernel(problem).name}"
         roles = ROLES if problem.requires_grad else ROLES[:1]
-        names = (self._kernel(role, problem).name for role in roles)
+        names = (role_kernel(role, problem, self._capability(problem)).name for role in roles)
         wider = computed_as(problem.head_dim, padded(problem.head_dim))
         return f"{reason(problem.dtype, self._capability(problem))}{wider}; {', '.join(names)}"
 
@@ -94,70 +87,43 @@ class CupyRaw(StepBackend):
         return steps.attend(placed, self._step_kernel(placed.problem), self.launcher)
 
     def launch_role(self, role: str, tensors: Tensors, problem: Problem, dropout: Dropout | None = None) -> None:
-        rows = _all_rows(tensors, problem)
+        query, starts = tensors["query"], tensors.get("starts")
+        assert query is not None
+        device, (addresses, strides) = _device(query), views_of(tensors)
+        sequences, aligned = None if starts is None else len(starts) - 1, not [x for x in addresses if x % VECTOR_BYTES]
+        facts = role, problem, device, query.shape[1], sequences, strides, aligned
+        kernel, kind, launches, is_counted = role_launches(
+            LaunchFacts(*facts, self.launcher, self._capability(problem), self.tile_rows)
+        )
+        packed, options = pack_tensors(addresses, strides, tensors), pack_options(problem, tensors, dropout)
         if role == "dots":
-            self._launch_dots(tensors, rows)
+            for launch in launches:
+                self.launcher.launch(kernel, launch.blocks, join(packed, NO_ADDRESSES, launch.counts, options), device)
             return
-        kernel = self._suited(role, problem, rows.seq, tensors)
-        schedule = device_schedule(problem, kernel.tile_rows, KEYS if role == "dkeyvalue" else QUERIES, _device(tensors))
+        schedule = device_schedule(problem, kernel.tile_rows, kind, device)
         schedule.keep_while_used()
-        for i, group in enumerate(schedule.groups):
-            self._launch_group(kernel, group, tensors, rows, i == 0, dropout)
-
-    def _launch_dots(self, tensors: Tensors, problem: Problem) -> None:
-        kernel, device = self._kernel("dots", problem, _vectors(tensors)), _device(tensors)
-        rows = problem.batch * problem.heads * problem.seq
-        if rows:
-            at_least = kernel.threads // 16  # rows that a block computes at a time
-            blocks = min(-(-rows // at_least), self.launcher.resident(kernel, device))
-            self.launcher.launch(kernel, blocks, make_arguments(problem, tensors), device)
-
-    def _launch_group(
-        self, kernel: CudaKernel, group: ScheduleGroup, tensors: Tensors, problem: Problem, first: bool, dropout: Dropout | None
-    ) -> None:
-        device, starts = _device(tensors), tensors.get("starts")
-        ends = None if starts is None else group.tile_ends(starts)  # here, so that its memory is not another's before the launch
-        problem, items, addresses = _tiles_of(group, problem, starts, ends)
-        if not items:
-            return
-        blocks = min(items, self.launcher.resident(kernel, device))
-        parts = scores.bias_parts(kernel, problem, blocks, tensors.get("dbias"))
-        if parts is not None:
-            blocks = len(parts)
-        elif items > blocks:
-            addresses["counter"] = self.launcher.counter(device)
+        dbias = tensors.get("dbias")
+        counter = self.launcher.counter(device) if is_counted and dbias is None else 0
+        # Memory that a kernel reads has a name here: it is not another's before the launch.
         places = None if dropout is None or dropout.places is None else dropout.places.to(device)
-        if places is not None:
-            addresses["places"] = places.data_ptr()
-        inputs = {**tensors, "bias_parts": parts}
-        arguments = make_arguments(problem, inputs, group.group, group.tile_count, addresses, first, dropout)
-        self.launcher.launch(kernel, blocks, arguments, device)
-        if parts is not None:
-            scores.add_parts(tensors["dbias"], parts)
-
-    def _suited(self, role: str, problem: Problem, rows: int, tensors: Tensors) -> CudaKernel:
-        """The kernel of `role`: the one with tall tiles where these suit, and with so many `rows` occupy the device."""
-        vector = _vectors(tensors)
-        if self.tile_rows is not None:
-            return self._kernel(role, problem, vector, self.tile_rows)
-        tall = self._kernel(role, problem, vector)
-        if tall.tile_rows <= LOW_ROWS:
-            return tall
-        tiles = tall_tiles(problem, tall.tile_rows)
-        copies = problem.batch * rows / problem.seq
-        enough = tiles and tiles * copies >= self.launcher.at_least_resident(tall, _device(tensors))
-        return tall if enough else self._kernel(role, problem, vector, LOW_ROWS)
+        starts_at, places_at = 0 if starts is None else starts.data_ptr(), 0 if places is None else places.data_ptr()
+        for launch, group in zip(launches, schedule.groups, strict=True):
+            if launch.blocks:
+                ends = None if starts is None else group.tile_ends(starts)
+                of_group = group.tiles, group.branches, counter if launch.is_counted else 0
+                where = *of_group, starts_at, 0 if ends is None else ends.data_ptr(), places_at
+                parts = scores.bias_parts(kernel, problem, launch.blocks, dbias)
+                if parts is not None:
+                    options = pack_options(problem, {**tensors, "bias_parts": parts}, dropout)
+                blocks = launch.blocks if parts is None else len(parts)
+                self.launcher.launch(kernel, blocks, join(packed, where, launch.counts, options), device)
+                if parts is not None:
+                    scores.add_parts(dbias, parts)
 
     def _step_kernel(self, problem: Problem) -> CudaKernel:
         from dilkit.backends.cuda import steps
 
         return steps.kernel_of(problem, self._capability(problem))
-
-    def _kernel(self, role: str, problem: Problem, vector: bool = True, most_rows: int = MOST_ROWS) -> CudaKernel:
-        capability, tiled = self._capability(problem), role != "dots"
-        changed = scores.macros(role, problem.softcap > 0, problem.bias)
-        options = vector, most_rows, problem.varlen and tiled, problem.dropout_p > 0 and tiled, changed
-        return kernel_for(role, problem.dtype, problem.head_dim, capability, *options)
 
     def _capability(self, problem: Problem) -> Capability:
         capability = self.capability or problem.device.capability
@@ -166,45 +132,5 @@ class CupyRaw(StepBackend):
         return capability
 
 
-def _tiles_of(
-    group: ScheduleGroup, problem: Problem, starts: Tensor | None, ends: Tensor | None
-) -> tuple[Problem, int, dict[str, int]]:
-    """The problem, how many tiles of `group` it has over the batch, at most, and the addresses of its tables.
-
-    Of packed sequences, the batch becomes their number. Raises ValueError for more tiles than are counted.
-    """
-    items, addresses = group.tile_count * problem.batch, dict(tiles=group.tiles, branches=group.branches)
-    if starts is not None and ends is not None:
-        addresses |= dict(starts=starts.data_ptr(), tile_ends=ends.data_ptr())
-        problem = replace(problem, batch=len(ends))
-        items = min(group.tile_count * len(ends), problem.heads * problem.seq)
-    if items > MOST_ITEMS:
-        raise ValueError(f"{problem}: {items} tiles over the batch, at most {MOST_ITEMS}; use a smaller batch")
-    return problem, items, addresses
-
-
-def _device(tensors: Tensors) -> torch.device:
-    query = tensors["query"]
-    assert query is not None
+def _device(query: Tensor) -> torch.device:
     return query.device
-
-
-def _all_rows(tensors: Tensors, problem: Problem) -> Problem:
-    query = tensors["query"]
-    assert query is not None
-    if query.shape[1] > MAX_SEQ:
-        raise ValueError(f"query has {query.shape[1]} rows; at most {MAX_SEQ} in all sequences: make several calls")
-    return problem if query.shape[1] == problem.seq else replace(problem, seq=query.shape[1])
-
-
-def _vectors(tensors: Tensors) -> bool:
-    bits = apart = 0
-    for name, x in tensors.items():
-        if x is not None and name in VIEWS:
-            size = x.element_size()
-            bits |= x.data_ptr() | x.shape[3] * size
-            apart |= x.stride(1) * size
-            for length, stride in zip(x.shape[:3], x.stride(), strict=False):
-                if length > 1:
-                    bits |= stride * size
-    return bits % VECTOR_BYTES == 0 and apart < ROW_BYTES

@@ -12,7 +12,7 @@ import hashlib
 import re
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -24,6 +24,8 @@ from dilkit.device import Capability
 
 SOURCES = Path(__file__).parent / "kernels"
 OPTIONS = ("--std=c++17", "--ptxas-options=-v")
+FIRST_OWN = 90
+"""The first architecture with instructions that no later one keeps: those of sm_90a."""
 DIGEST = hashlib.sha256().digest_size
 
 
@@ -66,18 +68,21 @@ def options_of(kernel: CudaKernel, capability: Capability) -> tuple[str, ...]:
     return (f"--gpu-architecture={architecture(capability, load_nvrtc().getSupportedArchs())}", *OPTIONS, *macros)
 
 
-def architecture(capability: Capability, known: list[int]) -> str:
+def architecture(capability: Capability, known: Sequence[int], *, own_only: bool = False) -> str:
     """The newest known architecture whose code runs on `capability`: of the same major version, and not newer.
+
+    `own_only`: the one with every instruction of `capability`, such as wgmma of sm_90a; its code runs nowhere else.
 
     Raises RuntimeError if there is none.
     """
-    major, minor = capability
-    if able := [number for number in known if number // 10 == major and number % 10 <= minor]:
-        return f"sm_{max(able)}"
-    shown = ", ".join(f"sm_{number}" for number in known)
+    number, form = 10 * capability[0] + capability[1], "a" if own_only else ""
+    oldest = max(number, FIRST_OWN) if own_only else 10 * capability[0]
+    if able := [other for other in known if oldest <= other <= number]:
+        return f"sm_{max(able)}{form}"
+    shown = ", ".join(f"sm_{other}" for other in known)
     version = ".".join(map(str, compiler_version()))
     raise RuntimeError(
-        f"NVRTC {version} compiles for {shown}, none of which runs on sm_{major}{minor}: install a newer CUDA toolkit for newer "
+        f"NVRTC {version} compiles for {shown}, none of which runs on sm_{number}{form}: install a newer CUDA toolkit for newer "
         "GPUs, one of CUDA 12 for those before sm_75 (pip install 'dilkit[cuda12]', with nothing that loads NVRTC 13 before)"
     )
 

@@ -12,7 +12,7 @@ from dilkit.backends.cuda import compile as cuda_compile
 from dilkit.backends.cuda.arguments import ARGUMENTS
 from dilkit.backends.cuda.table import CudaKernel
 from dilkit.backends.tiles.counters import Counters
-from dilkit.device import capturing, current
+from dilkit.device import capturing, current, current_stream
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,7 @@ class CudaLauncher(Protocol):
         """Run `blocks` blocks after what was launched before. `arguments` are `ARGUMENTS`. Does not wait."""
 
     def counter(self, device: torch.device) -> int:
-        """The address of two int32 on `device` that are 0, for the next launch there, which leaves them at 0."""
+        """The address of two int32 on `device` that are 0, for launches that follow each other there."""
 
 
 _BYTES = np.dtype((np.void, ARGUMENTS.itemsize))
@@ -66,19 +66,15 @@ class CupyLauncher:
         return blocks_at_once(kernel, self._multiprocessors[device])
 
     def launch(self, kernel: CudaKernel, blocks: int, arguments: NDArray[np.void], device: torch.device) -> None:
-        import torch
-
         function = self._load(kernel, device).function
-        stream = Stream(torch.cuda.current_stream(device).cuda_stream)
+        stream = Stream(current_stream(device))
         by_value = arguments.view(_BYTES)
         with current(device):
             function((blocks,), (kernel.threads,), (by_value,), shared_mem=kernel.shared_bytes, stream=stream)
 
     def counter(self, device: torch.device) -> int:
-        import torch
-
         with current(device):
-            return self._counters.address(device, torch.cuda.current_stream(device).cuda_stream, capturing(device))
+            return self._counters.address(device, current_stream(device), capturing(device))
 
     def _load(self, kernel: CudaKernel, device: torch.device) -> _Loaded:
         key = kernel, device.index

@@ -52,12 +52,9 @@ class TiledBackend(Backend):
         return (*super().refusals(problem), *schedule_refusals(problem), *fill_refusals(problem))
 
     def forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
-        import torch
+        from dilkit.op.boundary import empty_outputs
 
-        query = inputs.query
-        batch, seq, heads, _ = query.shape
-        out = query.new_empty(query.shape)
-        lse = query.new_empty((batch, heads, seq), dtype=torch.float32)
+        out, lse = empty_outputs(inputs.query)
         self.launch_role("forward", {**_named(inputs), "out": out, "lse": lse}, problem, inputs.dropout)
         return out, lse
 
@@ -66,7 +63,7 @@ class TiledBackend(Backend):
 
         lse = lse.contiguous()
         tensors = {**_named(inputs), "dout": dout, "out": out, "lse": lse, "delta": torch.empty_like(lse)}
-        dq, dk, dv = (x.new_empty(x.shape) for x in inputs[:3])
+        dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs[:3])
         self.launch_role("dots", tensors, problem)
         bias = inputs.bias
         dbias = None if bias is None or not bias.form.learned else torch.zeros_like(bias.weights)

@@ -5,7 +5,8 @@ it at 0 (`take_number` of `cuda/kernels/dilated.cuh`, `attend_stored` of `triton
 
     launched    the kernels on a stream run one after the other: a counter for each stream of each device. Streams are told apart
                 by the number that CUDA gives no other stream: a new one may have the handle of one whose kernels still run
-    captured    a graph may run beside anything else: a counter for each captured launch, for as long as the graph may run
+    captured    a graph may run beside anything else: a counter for each role that is captured, whose launches follow each other,
+                for as long as the graph may run
 
 No counter is handed out twice, and those of streams stay for good. A kernel that is stopped on its way takes its context along.
 """
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PAGE = 2**14
-"""Counters that are allocated at once. At least half as many launches can be captured after any other launch."""
+"""Counters that are allocated at once. At least half as many roles can be captured after any other launch."""
 
 DEFAULT = 0
 """The handle of the stream of a device that is there for as long as the device is."""
@@ -42,7 +43,7 @@ class Counters:
         self._lock = threading.Lock()
 
     def address(self, device: torch.device, stream: int, capturing: bool) -> int:
-        """Return the address of a counter for a launch on the stream with handle `stream`, or, if `capturing`, in a graph.
+        """Return the address of a counter for launches on the stream with handle `stream`, or, if `capturing`, in a graph.
 
         `device` is the current one: it is asked what the handles mean that each device has, or each thread.
         Raises RuntimeError if there is none left to capture with, which is so before any other launch on the device.

@@ -71,6 +71,10 @@ def proof_facts(problem: Problem, *compiled: str) -> tuple[str, ...]:
         *((f"{problem.stored} stored, for {problem.heads // problem.kv_heads} query heads",) if problem.stored else ()),
         *(() if problem.pattern.only_segments or problem.stored else ("kinds",)),
     )
+    if device.platform == "hip":
+        import torch
+
+        return (str(device), torch.__version__, f"HIP {torch.version.hip}", *compiled, *features)
     return (device.name, f"capability {device.capability}", f"driver {cuda_driver()}", *compiled, *features)
 
 

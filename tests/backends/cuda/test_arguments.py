@@ -12,7 +12,7 @@ import torch
 from helpers.project import ROOT
 
 from dilkit import Pattern
-from dilkit.backends.cuda.arguments import _PACKED, ARGUMENTS, STEP, VIEW, make_arguments
+from dilkit.backends.cuda.arguments import ARGUMENTS, PARTS, STEP, VIEW, make_arguments
 from dilkit.backends.cuda.table import HEAD_DIMS, STORAGE, TABLE, kernel_for, padded
 from dilkit.backends.tiles.backend import ROLES
 from dilkit.backends.tiles.relations import FAR
@@ -37,7 +37,7 @@ def test_numpy_lays_out_the_structs_as_c_does(tmp_path: Path) -> None:
     structs = [f"typedef struct {body} {name};" for name, body in wanted.items()]
     source.write_text("\n".join(["#include <stddef.h>", *structs, *checks]).replace("#name", '"laid out otherwise"'))
     subprocess.run(["gcc", "-fsyntax-only", str(source)], check=True)
-    assert _PACKED.size == ARGUMENTS.itemsize
+    assert sum(part.size for part in PARTS) == ARGUMENTS.itemsize
 
 
 def test_arguments_hold_what_the_problem_and_the_tensors_are() -> None:

@@ -18,8 +18,10 @@ from helpers.on_host import FP32
 from torch import Tensor
 
 from dilkit import GlobalTokens, Pattern, Problem, SlidingWindow, plan
-from dilkit.backends.cuda import backend as cupy_raw, scores
+from dilkit.backends.cuda import prepared_launches, scores
+from dilkit.backends.cuda.arguments import VIEWS
 from dilkit.backends.cuda.backend import CupyRaw
+from dilkit.backends.cuda.prepared_launches import role_launches
 from dilkit.backends.tiles.device import KEYS, QUERIES, device_schedule
 from dilkit.backends.tiles.schedule import MAX_SEQ, schedule
 from dilkit.bias.form import BiasForm, LoweredBias
@@ -93,6 +95,15 @@ def test_resident_blocks_take_the_tiles_in_turns(resident: int, counted: bool) -
         assert launch.counter == (0 if counted else None)
 
 
+def test_launches_of_a_role_share_a_counter(backend: CupyRaw, launcher: RecordingLauncher) -> None:
+    counters = iter([8, 16])
+    launcher.counter = lambda device: next(counters)
+    launcher.launch = lambda kernel, blocks, arguments, device: launcher.launches.append(int(arguments["counter"]))
+    for _ in range(2):
+        backend.forward(Inputs(*Tensors.random(pose()).qkv), pose())
+    assert launcher.launches == [8, 8, 16, 16]
+
+
 def test_a_group_without_tiles_is_not_launched(launcher: RecordingLauncher, backend: CupyRaw) -> None:
     problem = pose(pattern=Pattern([64, 512], [1, 64], heads=[None, (3, 4)]), seq=3, kv_heads=4)
     assert [len(group.query_tiles) > 0 for group in schedule(problem, 64).groups] == [True, False]
@@ -135,8 +146,9 @@ def test_strides_that_are_never_taken_do_not_count(launcher: RecordingLauncher, 
 
 @pytest.mark.parametrize(("apart", "vector"), [(2**30, False), (2**30 - 4, True)])
 def test_no_wide_loads_of_rows_too_far_apart(apart: int, vector: bool) -> None:
-    x = torch.empty_strided((1, 2, 1, 16), (0, apart, 16, 1), device="meta")
-    assert cupy_raw._vectors({"query": x}) == vector
+    problem, strides = pose(batch=1, seq=2, heads=1, kv_heads=1), ((0, apart, 16), *[(0, 0, 0)] * (len(VIEWS) - 1))
+    call = prepared_launches.LaunchFacts("forward", problem, CPU, 2, None, strides, True, RecordingLauncher(), PASCAL, None)
+    assert role_launches(call).kernel.macros["VECTOR"] == vector
 
 
 def test_tables_are_copied_once(backend: CupyRaw, launcher: RecordingLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,6 +159,38 @@ def test_tables_are_copied_once(backend: CupyRaw, launcher: RecordingLauncher, m
     assert plan.cache_info().misses == 3, "the forms, the schedule, and its copy on the device"
     first, second = launcher.launches[0].arguments, launcher.launches[2].arguments
     assert first["tiles"] == second["tiles"]
+
+
+def test_a_prepared_launch_has_the_addresses_of_its_call(backend: CupyRaw, launcher: RecordingLauncher) -> None:
+    """Also those of tables that were dropped from the cache, and made again elsewhere."""
+    problem, elsewhere = pose(key_padding_mask=True), list[Tensor]()
+    role_launches.cache_clear()
+    for _ in range(2):
+        plan.cache_clear()
+        inputs = Inputs(*Tensors.random(problem).qkv, key_padding_mask=torch.zeros(500, 2, dtype=torch.bool).T)
+        out, lse = backend.forward(inputs, problem)
+        for launch in launcher.launches[-2:]:
+            found = [int(launch.arguments[name]["data"]) for name in ("query", "key", "value", "out")]
+            found += [int(launch.arguments[name]) for name in ("mask", "lse")]
+            assert found == [x.data_ptr() for x in (*inputs[:3], out, inputs.key_padding_mask, lse)]
+        elsewhere += (*inputs[:4], device_schedule(problem, 64, QUERIES, CPU).data)
+    assert role_launches.cache_info().misses == 1
+    of_calls = [[launch.tiles for launch in launcher.launches[first : first + 2]] for first in (0, 2)]
+    assert of_calls[0] == of_calls[1]
+    assert launcher.launches[0].arguments["tiles"] != launcher.launches[2].arguments["tiles"]
+
+
+def test_launches_are_prepared_for_each_device_layout_and_number_of_sequences() -> None:
+    launcher, strides = RecordingLauncher(), ((0, 64, 16), *[(0, 0, 0)] * (len(VIEWS) - 1))
+    launcher.resident = lambda kernel, device: 7 + device.index
+    call = prepared_launches.LaunchFacts(
+        "forward", packed(), torch.device("cuda", 0), 512, 3, strides, True, launcher, PASCAL, None
+    )
+    changes = {}, dict(device=torch.device("cuda", 1)), dict(aligned=False), dict(sequences=5), dict(rows=600), dict(rows=0)
+    prepared = [role_launches(call._replace(**change)) for change in changes]
+    assert [x.launches[0].blocks for x in prepared] == [7, 8, 7, 7, 7, 0]
+    assert [x.kernel.macros["VECTOR"] for x in prepared] == [1, 1, 0, 1, 1, 1]
+    assert len({x.launches[0].counts for x in prepared}) == 4, "of neither device nor alignment"
 
 
 def test_forward_alone_copies_no_tiles_of_keys(backend: CupyRaw, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +233,7 @@ def test_nothing_but_torch_allocates_and_only_results(backend: CupyRaw, monkeypa
         true = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *a, true=true, **o: made.append(true(*a, **o)) or made[-1])
     backend.forward(Inputs(q, k, v), problem)
-    assert [x.shape for x in made] == [q.shape, lse.shape]
+    assert [x.shape for x in made] == [lse.shape, q.shape]
     made.clear()
     backend.backward(q, Inputs(q, k, v), out, lse, problem)
     assert [x.shape for x in made] == [lse.shape, q.shape, k.shape, v.shape]
@@ -197,7 +241,7 @@ def test_nothing_but_torch_allocates_and_only_results(backend: CupyRaw, monkeypa
 
 def test_too_many_tiles_are_refused(backend: CupyRaw, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = pose()
-    monkeypatch.setattr(cupy_raw, "MOST_ITEMS", 10)
+    monkeypatch.setattr(prepared_launches, "MOST_ITEMS", 10)
     with pytest.raises(ValueError, match=r"tiles over the batch, at most 10; use a smaller batch"):
         backend.forward(Inputs(*Tensors.random(problem).qkv), problem)
 

@@ -97,7 +97,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
     properties = SimpleNamespace(major=8, minor=6, name="a device", **each)
     for name, module in {"cupy": fake, "cupy.cuda": fake.cuda, "cupy.cuda.driver": fake.cuda.driver}.items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=fake.stream + device.index))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: fake.stream + index, raising=False)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: fake.capturing)
     monkeypatch.setattr(torch.cuda, "device", fake.guard)

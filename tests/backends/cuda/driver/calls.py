@@ -146,7 +146,7 @@ def stand_in_for_torchs_runtime(driver: Driver) -> None:
     torch.cuda._exchange_device = driver.exchange
     torch.cuda._maybe_exchange_device = lambda device: driver.exchange(device) if driver.contexts[device] else driver.current
     torch.cuda.current_device = lambda: max(driver.current, 0)
-    torch.cuda.current_stream = lambda device: SimpleNamespace(cuda_stream=driver.stream)
+    torch._C._cuda_getCurrentRawStream = lambda index: driver.stream
     torch.cuda.is_current_stream_capturing = lambda: driver.captures
     properties = dict(major=9, minor=0, name="stub", multi_processor_count=2, max_threads_per_multi_processor=2048)
     torch.cuda.get_device_properties = lambda device: SimpleNamespace(**properties)
@@ -162,7 +162,7 @@ class Calls:
         from dilkit.backends.cuda import backend
         from dilkit.inputs import Inputs
 
-        backend._device = lambda tensors: torch.device("cuda", DEVICE)
+        backend._device = lambda query: torch.device("cuda", DEVICE)
         self.driver, self.backend = driver, backend.CupyRaw(capability=(9, 0))
         options = dict(seq=256, heads=2, head_dim=128, dtype="float16", is_causal=True, requires_grad=True)
         self.problem = dilkit.Problem(pattern=dilkit.Pattern([256], [1]), **options)
