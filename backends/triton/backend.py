@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from dilkit.decoding.protocol import PlacedStep
     from dilkit.op.dropout import Dropout
 
-MOST_PROGRAMS = 2**31 - 1
+MOST_PROGRAMS, MOST_THREADS_ON_HIP = 2**31 - 1, 2**32 - 1
+HIP_ARCHITECTURES = ("gfx90a", "gfx942")
+"""AMD's architectures that all kernels but those of steps were compiled for, with no GPU at hand."""
 MOST_LEARNED = 1024
 """Weights of a head whose gradient is computed: a tile is gone over once for each of those that its pairs have."""
 GIVEN = {
@@ -45,12 +47,12 @@ class TritonTiles(StepBackend):
 
     name = "triton"
     summary = (
-        "our kernels in Triton, a launch for each group of branches, written for reading: CUDA from 8.0 on; half precision on "
-        "tensor cores"
+        "our kernels in Triton, a launch for each group of branches, written for reading: CUDA from 8.0 on, AMD's gfx90a and "
+        "gfx942; half precision on tensor cores"
     )
     requires = ("torch", "triton")
     limits = Limits(
-        devices=frozenset({"cuda"}),
+        devices=frozenset({"cuda", "hip"}),
         dtypes=frozenset({"float32", "float16", "bfloat16"}),
         min_capability=OLDEST,
         max_head_dim=max(HEAD_DIMS),
@@ -65,17 +67,18 @@ class TritonTiles(StepBackend):
         self.launcher = launcher or DeviceLauncher()
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
-        form = problem.bias
+        form, more = problem.bias, _hip_refusals(problem) if problem.device.platform == "hip" else []
         if form is not None and form.learned and form.entries > MOST_LEARNED:
-            many = Refusal("learned bias", f"{form.entries} weights a head", f"at most {MOST_LEARNED}", 'backend="cupy_raw"')
-            return (*super().refusals(problem), many)
-        return super().refusals(problem)
+            limit = f"at most {MOST_LEARNED}"
+            more.append(Refusal("learned bias", f"{form.entries} weights a head", limit, 'backend="cupy_raw"'))
+        return (*super().refusals(problem), *more)
 
     def detail(self, problem: Problem) -> str:
         if problem.stored:
             return f"fp32 on CUDA cores; rows of {padded(problem.head_dim)} numbers"
         wider = computed_as(problem.head_dim, padded(problem.head_dim))
-        return f"{'fp32 on CUDA cores' if problem.dtype == 'float32' else 'tensor cores'}{wider}"
+        cuda = "fp32 on CUDA cores" if problem.dtype == "float32" else "tensor cores"
+        return f"{'matrix cores' if problem.device.platform == 'hip' else cuda}{wider}"
 
     def proof_facts(self, problem: Problem) -> tuple[str, ...]:
         here = isinstance(self.launcher, DeviceLauncher)  # stand-ins launch nothing on a device
@@ -127,8 +130,10 @@ class TritonTiles(StepBackend):
     def _launch(
         self, role: str, problem: Problem, sizes: Sizes, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]
     ) -> None:
-        if programs > MOST_PROGRAMS:
-            raise ValueError(f"{problem}: {programs} programs for {role}, at most {MOST_PROGRAMS}; use a smaller batch")
+        on_hip = problem.device.platform == "hip"
+        most = MOST_THREADS_ON_HIP // (64 * sizes.warps) if on_hip else MOST_PROGRAMS
+        if programs > most:
+            raise ValueError(f"{problem}: {programs} programs for {role}, at most {most}; use a smaller batch")
         if programs:
             self.launcher.launch(role, sizes, programs, arguments, constants)
 
@@ -137,6 +142,20 @@ class TritonTiles(StepBackend):
         if tall.rows <= LOW_ROWS or tall_tiles(problem, tall.rows):
             return tall
         return self.launcher.sizes(role, problem, low=True)
+
+
+def _hip_refusals(problem: Problem) -> list[Refusal]:
+    """Refusals on AMD's GPUs, where kernels are used after a proof: none has run them."""
+    architecture, refusals = problem.device.architecture, list[Refusal]()
+    if architecture not in HIP_ARCHITECTURES:
+        refusals.append(Refusal("architecture", architecture, f"compiled for {', '.join(HIP_ARCHITECTURES)}"))
+    if (architecture, problem.dtype) == ("gfx90a", "float16"):
+        limit = "its matrix units take numbers below 6e-5 for 0, which loses small weights"
+        refusals.append(Refusal("dtype", "float16", limit, "use bfloat16 or float32"))
+    if problem.stored:
+        limit = "the counter of a step goes by CUDA's number of its stream, which HIP does not have"
+        refusals.append(Refusal("stored rows", problem.stored, limit, 'backend="reference"'))
+    return refusals
 
 
 @lru_cache(maxsize=1)

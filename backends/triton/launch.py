@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dilkit.backends.tiles.counters import Counters
-from dilkit.backends.triton.sizes import OLDEST, RESIDENT_WARPS, Sizes, beside_bias, sizes_for, step_sizes
+from dilkit.backends.triton.sizes import OLDEST, RESIDENT_WARPS, Sizes, beside_bias, hip_sizes, sizes_for, step_sizes
 from dilkit.device import Capability, capturing
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
     import torch
 
-_LAUNCHING = Lock()
-"""Triton's kernels are of the whole process, and one that a thread is loading is broken for another thread that launches it."""
+_FIRST = Lock()
+"""Held for the first launch of a role on a device: it hashes the kernel's sources and makes Triton's driver, once a process."""
+_ON_DEVICE: dict[torch.device, Lock] = {}
+"""Held for each launch on a device. Triton keeps the compiled kernels of each device apart; one that a thread is loading there is
+broken for another thread that launches it."""
+_LAUNCHED: set[tuple[str, torch.device]] = set()
 
 
 class TritonLauncher(Protocol):
@@ -49,16 +54,18 @@ class DeviceLauncher:
             return step_sizes(problem)
         capability = self.capability or problem.device.capability or OLDEST
         sizes = sizes_for(role, problem.dtype, problem.head_dim, capability, low)
-        return sizes if problem.bias is None else beside_bias(sizes)
+        sizes = sizes if problem.bias is None else beside_bias(sizes)
+        return hip_sizes(sizes) if problem.device.platform == "hip" else sizes
 
     def launch(self, role: str, sizes: Sizes, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
         import torch
 
         device, options = arguments[0].data.device, {**constants, **compiling(sizes)}
-        with torch.cuda.device(device), _LAUNCHING:
+        with torch.cuda.device(device), _ON_DEVICE.setdefault(device, Lock()), _first_alone(role, device):
             if capturing(device):
                 _expect_loaded(role, device, kernel(role).warmup(*arguments, grid=(programs,), **options))
             kernel(role)[(programs,)](*arguments, **options)
+            _LAUNCHED.add((role, device))
 
     def resident(self, sizes: Sizes, device: torch.device) -> int:
         import torch
@@ -83,6 +90,11 @@ def kernel(role: str) -> Any:
 
     kernels = {"dots": backward.dots, "dquery": backward.dquery, "dkeyvalue": backward.dkeyvalue}
     return {"forward": forward.forward, "stored": attend_stored.attend_stored, **kernels}[role]
+
+
+def _first_alone(role: str, device: torch.device) -> AbstractContextManager[Any]:
+    """Return the lock for the first launch of a role on a device, nothing for later ones."""
+    return nullcontext() if (role, device) in _LAUNCHED else _FIRST
 
 
 def _expect_loaded(role: str, device: torch.device, compiled: Any) -> None:

@@ -1,7 +1,13 @@
 """Sizes of the kernels in Triton by role, dtype, head_dim and GPU: one table, first match wins.
 
 Every size is a guess until it is measured. They are chosen so that nothing spills, with Triton 3.6 (of torch 2.11) or 3.9: of
-fp32 every kernel was compiled with both, of fp16 with 3.6.
+fp32 every kernel was compiled with both.
+
+Halves have 5 stages where nothing spills, else 3. A record of the table leads to the keys of a strip, and Triton 3.9 divides the
+stages among the two loads. With up to 4, it copies keys to shared memory after the products of the strip before, and waits for
+them at once. With 5 it copies two strips ahead, with about as many registers, and at most 97 KiB of shared memory on 9.0, 10.0,
+65 elsewhere. A multiprocessor then has room for 8 warps, in one block or two: hence the rows for 8.6, whose shared memory is
+small. Tiles of more columns spill: of head_dim 128 on 9.0 that of 128 x 64, with 3 stages and with 5.
 
 Products in fp32 run on CUDA cores (`input_precision="ieee"`). Three products of TF32 on tensor cores would hold the tolerance if
 sums were rounded; a tensor core that cuts them off instead, as is assumed here, has an error beyond it that grows with the keys.
@@ -28,7 +34,7 @@ RESIDENT_WARPS = 8
 
 @dataclass(frozen=True)
 class Sizes:
-    """A kernel's score tile of `rows` by `columns`, the warps that compute it, and how many strips are on their way at a time."""
+    """A kernel's score tile of `rows` by `columns`, the warps that compute it, and the stages of its loop over strips."""
 
     rows: int
     columns: int
@@ -49,22 +55,27 @@ class Row:
 
 SMALL = (16, 32, 64)
 TABLE = (
-    Row("forward", True, (32, 64), Sizes(128, 32, 8, 3), since=(12, 0)),
-    Row("forward", True, HEAD_DIMS, Sizes(64, 32, 4, 2), since=(12, 0)),
-    Row("forward", True, (128,), Sizes(128, 32, 8, 3), since=(9, 0)),
-    Row("forward", True, (128,), Sizes(64, 32, 8, 2), since=(10, 0)),
-    Row("forward", True, (128,), Sizes(128, 32, 8, 2)),
-    Row("forward", True, SMALL, Sizes(128, 64, 8, 3)),
-    Row("forward", True, SMALL, Sizes(64, 64, 4, 2)),
-    Row("forward", True, (128,), Sizes(64, 32, 4, 2)),
-    Row("dquery", True, SMALL, Sizes(64, 32, 4, 2), since=(12, 0)),
-    Row("dquery", True, SMALL, Sizes(64, 64, 4, 2)),
-    Row("dquery", True, (128,), Sizes(64, 32, 4, 2)),
-    Row("dkeyvalue", True, (64,), Sizes(32, 32, 4, 2), since=(12, 0)),
-    Row("dkeyvalue", True, (64,), Sizes(64, 16, 4, 2), since=(10, 0)),
-    Row("dkeyvalue", True, (64,), Sizes(64, 32, 4, 2), since=(9, 0)),
-    Row("dkeyvalue", True, (64,), Sizes(64, 16, 4, 2)),
-    Row("dkeyvalue", True, HEAD_DIMS, Sizes(64, 32, 8, 2)),
+    Row("forward", True, (32, 64), Sizes(128, 32, 8, 5), since=(12, 0)),
+    Row("forward", True, SMALL, Sizes(64, 32, 4, 5), since=(12, 0)),
+    Row("forward", True, (128,), Sizes(64, 32, 8, 5), since=(12, 0)),
+    Row("forward", True, (128,), Sizes(128, 32, 8, 5)),
+    Row("forward", True, (128,), Sizes(64, 32, 8, 5), since=(10, 0)),
+    Row("forward", True, SMALL, Sizes(128, 64, 8, 5)),
+    Row("forward", True, SMALL, Sizes(64, 64, 4, 5)),
+    Row("forward", True, (128,), Sizes(64, 32, 4, 5), since=(9, 0)),
+    Row("forward", True, (128,), Sizes(64, 32, 8, 5), since=(8, 6)),
+    Row("forward", True, (128,), Sizes(64, 32, 4, 5)),
+    Row("dquery", True, SMALL, Sizes(64, 32, 4, 3), since=(12, 0)),
+    Row("dquery", True, SMALL, Sizes(64, 64, 4, 5)),
+    Row("dquery", True, (128,), Sizes(64, 32, 8, 5), since=(12, 0)),
+    Row("dquery", True, (128,), Sizes(64, 32, 4, 5), since=(9, 0)),
+    Row("dquery", True, (128,), Sizes(64, 32, 8, 5), since=(8, 6)),
+    Row("dquery", True, (128,), Sizes(64, 32, 4, 5)),
+    Row("dkeyvalue", True, (64,), Sizes(32, 32, 4, 3), since=(12, 0)),
+    Row("dkeyvalue", True, (64,), Sizes(64, 16, 4, 5), since=(10, 0)),
+    Row("dkeyvalue", True, (64,), Sizes(64, 32, 4, 5), since=(9, 0)),
+    Row("dkeyvalue", True, (64,), Sizes(64, 16, 4, 3)),
+    Row("dkeyvalue", True, HEAD_DIMS, Sizes(64, 32, 8, 5)),
     Row("forward", False, (32,), Sizes(32, 32, 8, 1)),
     Row("forward", False, SMALL, Sizes(32, 16, 8, 1)),
     Row("forward", False, (128,), Sizes(16, 16, 8, 1)),
@@ -81,6 +92,14 @@ TABLE = (
 def beside_bias(sizes: Sizes) -> Sizes:
     """The sizes of a kernel that adds a bias, which takes registers: more warps, and fewer columns."""
     return replace(sizes, warps=max(8, sizes.warps), columns=min(32, sizes.columns))
+
+
+def hip_sizes(sizes: Sizes) -> Sizes:
+    """The sizes of a kernel on AMD's GPUs, where a warp has 64 threads: up to 512 registers each if there are 4 warps, not 8.
+
+    Two stages take at most 32 KiB of shared memory, of 64.
+    """
+    return replace(sizes, warps=min(4, sizes.warps), stages=min(2, sizes.stages))
 
 
 def step_sizes(problem: Problem) -> Sizes:

@@ -144,7 +144,6 @@ def costs(name: str, head_dim: int, dtype: str, capability: Capability) -> Itera
 
 
 def issued(counts: Counts) -> dict[str, int]:
-    """The counts of a row by name."""
     least = counts.shared_least_wavefronts
     shared = dict(matrices=counts.matrix_wavefronts, shared=least, conflicts=counts.shared_wavefronts - least)
     alike = {name: getattr(counts, name) for name in ("shuffles", "barriers", "fma", "fp32", "special", "atomics", "copied")}
@@ -160,7 +159,6 @@ def memory_bytes(role: str, launch: Counted, problem: Problem) -> int:
 
 
 def launches(problem: Problem, launcher: AllTiles) -> Iterator[tuple[str, Counted]]:
-    """The launches of a forward and a backward pass, each with its role."""
     backend = CudaOnPTX(launcher)
     torch.manual_seed(0)
     shape, dtype = (1, problem.seq, problem.heads, problem.head_dim), getattr(torch, problem.dtype)
@@ -183,7 +181,6 @@ WHOLES: tuple[tuple[str, int, int, str, Capability], ...] = (
 
 
 def compared(name: str, divisor: int, head_dim: int, dtype: str, capability: Capability) -> Iterator[Row]:
-    """The largest difference of each launch."""
     sizes = dict(head_dim=head_dim, divisor=divisor, dtype=dtype, requires_grad=True)
     whole = CONFIGURATIONS[name].problem(**sizes)
     few = CONFIGURATIONS[name]._replace(heads=1).problem(**sizes)

@@ -62,7 +62,7 @@ CUDA: Faults = {
 }
 TRITON: Faults = {
     "barrier": (r"\tbar\.sync\s+0;", ""),
-    "wait for a group less": (r"cp\.async\.wait_group\s+0;", "cp.async.wait_group 1;"),
+    "wait for no group": (r"cp\.async\.wait_group\s+([1-9]);", r"cp.async.wait_group \g<1>0;"),
     "commit": (r"\tcp\.async\.commit_group;", ""),
     "copy of nothing": (r"(cp\.async\S+ \[.*?\], \[.*?\], 0x\w+), %r\d+;", r"\1;"),
     "condition of a load": (r"@%p\d+ (ld\.global)", r"\1"),

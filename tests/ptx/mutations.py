@@ -49,7 +49,6 @@ class Mutation:
 
 
 def main() -> int:
-    """Return 0 when all faults are caught, but for those that are explained."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--each", type=int, default=0, help="places of each kind in each kernel, instead of its own number")
     parser.add_argument("--kernel", default="", help="kernels whose names hold this text")
@@ -117,7 +116,6 @@ def mutations(kernel: str, each: int) -> Iterator[Mutation]:
 
 
 def caught(mutation: Mutation) -> str:
-    """Return the reason why a fault is caught; "" if it is not."""
     subject = SUBJECTS[mutation.kernel]
     options = Options(change=partial(broken_text, mutation), loops=subject.loops)
     outcomes = (run(trial, seed, options) for seed in SEEDS for trial in subject.trials)

@@ -32,7 +32,6 @@ PLACE = Path(__file__).parents[2] / "docs/results/ptx.json"
 
 
 def main() -> int:
-    """Return 0 when no trial failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", choices=MODULES, help="only this one's kernels")
     parser.add_argument("--seed", type=int, default=0, help="of the orders in which warps run")
@@ -71,7 +70,6 @@ def summary(outcomes: list[Outcome]) -> Iterator[str]:
 
 
 def read(path: Path) -> tuple[list[Row], list[Row]]:
-    """Return the rows of the kernels as they are: trials, and faults."""
     rows = [row for row in read_result(path, RowsResult, "ptx").rows if current(row)] if path.exists() else []
     return [row for row in rows if row.table == TRIALS], [row for row in rows if row.table == FAULTS]
 
@@ -81,13 +79,11 @@ def write(path: Path, executed: Iterable[Row], broken: Iterable[Row]) -> None:
 
 
 def is_known(trial: Trial, executed: Iterable[Row]) -> bool:
-    """Return True if the trial was run, and was not wrong."""
     rows = (row.values for row in executed if (row.who, row.case) == group_of(trial))
     return any(trial.case_name in (*values["passed"], *values["refused"]) for values in rows)
 
 
 def group_of(trial: Trial) -> tuple[str, dict[str, Any]]:
-    """Return backend and case of a trial's row."""
     return trial.backend, dict(listed=trial.listed, architecture=trial.architecture, rounded=trial.rounded)
 
 

@@ -91,14 +91,12 @@ class Outcome:
 
 
 def every_trial() -> list[Trial]:
-    """Return all trials of all backends; the smaller lists of the backends in Python first."""
     in_cuda = dict.fromkeys((*sizes(), *rounded(), *features(), *steps()))
     in_python = *sizes_of("triton"), *sizes_of("numba_cuda"), *steps_of_triton(), *listed_of("triton"), *listed_of("numba_cuda")
     return [*in_cuda, *in_python]
 
 
 def sizes() -> Iterator[Trial]:
-    """Yield every size of every kernel in CUDA, on every kind of device."""
     for capability, case in product(CAPABILITIES, dict.fromkeys(case for _, case in SIZES)):
         if case.dtype != "bfloat16" or capability >= (8, 0):
             yield Trial("sizes", capability, case)
@@ -119,7 +117,6 @@ def of(runs: list[tuple[Capability, Case]]) -> list[Case]:
 
 
 def steps() -> Iterator[Trial]:
-    """Yield steps of decoding in CUDA."""
     for at, case in enumerate(step_cases()):
         yield Trial("steps", CAPABILITIES[at % len(CAPABILITIES)], case, rounded=at % 2 == 1)
     yield from (Trial("steps", capability, MANY_SPANS) for capability in CAPABILITIES)
@@ -134,7 +131,6 @@ def rounded() -> Iterator[Trial]:
 
 
 def step_cases() -> list[StepCase]:
-    """Return steps with every two of dtypes, shapes and biases."""
     rows = [row.values for row in every_pair(GPU_DTYPES, GPU_SHAPES, GPU_BIASES) if not row.marks]
     return [replace(gpu_case(*row), seed=at) for at, row in enumerate(rows)]
 
@@ -227,7 +223,6 @@ def is_installed(name: str) -> bool:
 
 
 def cpu_seconds() -> float:
-    """Return the CPU time of this process and of the compilers that it has run."""
     return sum(os.times()[:4])
 
 

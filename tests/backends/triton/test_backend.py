@@ -12,7 +12,8 @@ from helpers.triton_fakes import Recorder, need_triton
 from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, backend, explain
 from dilkit.backends.triton.backend import TritonTiles
 from dilkit.backends.triton.biases import add_sums
-from dilkit.backends.triton.sizes import HEAD_DIMS, padded, sizes_for
+from dilkit.backends.triton.launch import DeviceLauncher
+from dilkit.backends.triton.sizes import HEAD_DIMS, Sizes, padded, sizes_for
 from dilkit.bias.form import BiasForm, LoweredBias
 from dilkit.device import Device
 from dilkit.inputs import Inputs
@@ -83,8 +84,18 @@ COMPUTES = "computes band, global, runs, segments"
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        (dict(device=Device.assume("cpu")), "device cpu: runs on cuda"),
+        (dict(device=Device.assume("cpu")), "device cpu: runs on cuda, hip"),
         (dict(device=Device.assume("sm_75")), "capability 7.5: at least 8.0 is needed"),
+        (dict(device=Device.assume("gfx1100")), "architecture gfx1100: compiled for gfx90a, gfx942"),
+        (
+            dict(device=Device.assume("gfx90a"), dtype="float16"),
+            "dtype float16: its matrix units take numbers below 6e-5 for 0, which loses small weights (use bfloat16 or float32)",
+        ),
+        (
+            dict(device=Device.assume("gfx942"), stored="int8"),
+            "stored rows int8: the counter of a step goes by CUDA's number of its stream, which HIP does not have "
+            '(backend="reference")',
+        ),
         (dict(varlen=True, batch=1), "varlen yes: not supported"),
         (dict(dropout_p=0.1), "dropout_p 0.1: drops no weights (dropout_p=0, or another backend)"),
         (dict(head_dim=160), "head_dim 160: at most 128"),
@@ -104,6 +115,17 @@ COMPUTES = "computes band, global, runs, segments"
 def test_refusals(fields: dict[str, Any], reason: str) -> None:
     problem = pose(**{**dict(device=Device.assume("sm_90"), dtype="bfloat16"), **fields})
     assert reason in map(str, TritonTiles().refusals(problem))
+
+
+@pytest.mark.parametrize(("architecture", "dtype"), [("gfx90a", "bfloat16"), ("gfx90a", "float32"), ("gfx942", "float16")])
+def test_gpus_of_amd_are_used_within_their_limits(architecture: str, dtype: str) -> None:
+    problem = pose(device=Device.assume(architecture), dtype=dtype)
+    assert [x for x in TritonTiles().refusals(problem) if x.code != "module"] == []
+    for form in (None, BiasForm()):
+        sizes = DeviceLauncher().sizes("forward", replace(problem, bias=form), low=False)
+        assert (sizes.warps <= 4, sizes.stages <= 2) == (True, True)
+    with pytest.raises(ValueError, match="8388608 programs for dots, at most 8388607"):
+        TritonTiles(Recorder())._launch("dots", problem, Sizes(64, 0, 8, 1), 2**23, (), {})
 
 
 def test_without_triton_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ pytest.importorskip("triton", reason="triton is not installed: make stages, on L
 from helpers.steps import StepCase
 from helpers.triton_compile import compile_kernel, compile_step
 
-from dilkit.backends.triton.sizes import HEAD_DIMS, beside_bias, sizes_for
+from dilkit.backends.triton.backend import HIP_ARCHITECTURES
+from dilkit.backends.triton.sizes import HEAD_DIMS, OLDEST, beside_bias, hip_sizes, sizes_for
 from dilkit.bias.form import BiasForm
 
 slow, kernels = pytest.mark.slow, pytest.mark.kernels
@@ -55,15 +56,16 @@ def test_kernels_agree_with_the_oracle_in_the_interpreter(file: str, options: st
 
 
 def check_code(role: str, dtype: str, head_dim: int, capability: int, folder: Path, softcap: float = 0.0) -> None:
-    """Kernels do not spill, tall or low, and those for halves multiply on tensor cores."""
+    """Kernels do not spill, tall or low, and those for halves multiply on tensor cores, with 5 stages while copies run."""
     for low in (False, True):
         sizes = sizes_for(role, dtype, head_dim, (capability // 10, capability % 10), low)
         found = compile_kernel(role, dtype, head_dim, capability, sizes, folder, softcap)
         where = f"{role} {dtype} {head_dim} sm_{capability} {sizes} softcap {softcap}"
         assert (found.spills, found.stack) == (0, 0), f"{where}: {found.registers} registers"
         assert found.shared <= SHARED_BYTES[capability], where
-        assert bool(re.search(PRODUCTS[capability], found.ptx)) == (dtype != "float32"), where
-        assert "atom" not in found.ptx, where
+        assert bool(re.search(PRODUCTS[capability], found.code)) == (dtype != "float32"), where
+        assert "atom" not in found.code, where
+        assert (re.search(r"cp\.async\.wait_group\s+[1-9]", found.code) is not None) == (sizes.stages == 5), "copies run ahead"
 
 
 SOME = ("forward", "bfloat16", 64, 90), ("dquery", "float16", 128, 80), ("forward", "float32", 128, 90)
@@ -87,6 +89,22 @@ def test_kernels_compile_without_a_gpu(
     check_code(role, dtype, head_dim, capability, tmp_path, softcap)
 
 
+@pytest.mark.parametrize(
+    ("role", "dtype", "head_dim", "architecture"),
+    [
+        pytest.param("forward", "float32", 16, "gfx942", marks=slow),
+        *(pytest.param(*one, marks=kernels) for one in product(ROLES, (*HALVES, "float32"), HEAD_DIMS, HIP_ARCHITECTURES)),
+    ],
+)
+def test_kernels_compile_for_gpus_of_amd(role: str, dtype: str, head_dim: int, architecture: str, tmp_path: Path) -> None:
+    for low in (False, True):
+        sizes = hip_sizes(sizes_for(role, dtype, head_dim, OLDEST, low))
+        found = compile_kernel(role, dtype, head_dim, architecture, sizes, tmp_path)
+        assert (found.spills, found.stack) == (0, 0), f"{sizes}: {found.registers} registers"
+        assert found.shared <= 64 * 1024, sizes
+        assert "v_mfma" in found.code
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("form", [BiasForm(learned=True), BiasForm(2, (5, 1), placed=True, learned=True)], ids=str)
 @pytest.mark.parametrize("role", ROLES)
@@ -94,7 +112,7 @@ def test_kernels_that_add_a_bias_compile_without_a_gpu(role: str, form: BiasForm
     sizes = beside_bias(sizes_for(role, "float16", 64, (9, 0)))
     found = compile_kernel(role, "float16", 64, 90, sizes, tmp_path, form=form)
     assert (found.spills, found.stack) == (0, 0), found.registers
-    assert (re.search(r"\b(atom|red)\.", found.ptx) is not None) == (role == "dquery")
+    assert (re.search(r"\b(atom|red)\.", found.code) is not None) == (role == "dquery")
 
 
 @pytest.mark.slow
@@ -104,7 +122,7 @@ def test_kernels_of_steps_compile_without_a_gpu(step: str, capability: int, tmp_
     case = STEPS[step]
     made = compile_step(case, capability, tmp_path)
     assert (made.spills, made.stack) == (0, 0), made.registers
-    assert len(re.findall(r"\.gpu\.acquire\.", made.ptx)) == 2
-    assert len(re.findall(r"atom\.global\.gpu\.acq_rel\.add", made.ptx)) == 1
-    assert "ld.global.nc" not in made.ptx
-    assert step != "as many" or re.search(r"ld\.global\S*\.v4\.b32", made.ptx), "four numbers of fp32 at a time"
+    assert len(re.findall(r"\.gpu\.acquire\.", made.code)) == 2
+    assert len(re.findall(r"atom\.global\.gpu\.acq_rel\.add", made.code)) == 1
+    assert "ld.global.nc" not in made.code
+    assert step != "as many" or re.search(r"ld\.global\S*\.v4\.b32", made.code), "four numbers of fp32 at a time"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from threading import Event
 from types import SimpleNamespace
@@ -90,6 +90,7 @@ def loading(monkeypatch: pytest.MonkeyPatch) -> Loading:
     found = Loading()
     monkeypatch.setattr(launch, "kernel", lambda role: found)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(launch, "_LAUNCHED", set())
     return found
 
 
@@ -113,6 +114,39 @@ def test_a_kernel_is_loaded_by_one_thread(loading: Loading) -> None:
         for done in [threads.submit(DeviceLauncher().launch, "forward", SIZES, 1, ARGUMENTS, {}) for _ in range(4)]:
             done.result()
     assert (loading.launched, loading.broken) == (4, 0)
+
+
+def test_devices_wait_for_each_other_at_first_launches_alone(loading: Loading, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy, go_on, order = Event(), Event(), []
+
+    def run(*arguments: Any, device: str, waits: bool = False, **options: Any) -> None:
+        order.append(f"{device} begins")
+        if waits:
+            busy.set()
+            go_on.wait(5)
+        order.append(f"{device} ends")
+
+    monkeypatch.setattr(launch, "capturing", lambda device: False)
+    monkeypatch.setattr(loading, "_run", run)
+    given = {name: (SimpleNamespace(data=SimpleNamespace(device=torch.device(name))),) for name in ("cuda:0", "cuda:1")}
+
+    def launch_on(name: str, **constants: Any) -> None:
+        DeviceLauncher().launch("forward", SIZES, 1, given[name], dict(device=name, **constants))
+
+    with ThreadPoolExecutor(2) as threads:
+        for first in (True, False):
+            slow = threads.submit(launch_on, "cuda:0", waits=True)
+            assert busy.wait(5)
+            other = threads.submit(launch_on, "cuda:1")
+            waiting = wait([other], 0.2 if first else 5).not_done
+            assert bool(waiting) == first
+            go_on.set()
+            slow.result()
+            other.result()
+            busy.clear()
+            go_on.clear()
+    in_turn = [f"cuda:{i} {step}" for i in range(2) for step in ("begins", "ends")]
+    assert order == [*in_turn, in_turn[0], *in_turn[2:], in_turn[1]]
 
 
 def test_what_triton_has_compiled_but_not_loaded_is_told_apart() -> None:

@@ -22,7 +22,6 @@ REGISTERS = {"8": (2, 1), "16": (4, 2)}
 
 
 def move(use: Use) -> str:
-    """Move a whole register, or one as several parts, the first of which is the lowest."""
     use.wants(2)
     to, source = use.operands
     type = use.named["t"]
@@ -132,7 +131,6 @@ def store_matrices(use: Use) -> str:
 
 
 def multiply(use: Use) -> str:
-    """Multiply and add matrices: D = A B + C."""
     use.wants(4)
     result, *factors = map(parts, use.operands)
     depth = use.named["depth"]

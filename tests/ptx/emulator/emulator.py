@@ -126,7 +126,6 @@ class Counts:
         return Counts(*(getattr(self, name) - getattr(other, name) for name in FIELDS))
 
     def times(self, factor: int) -> Counts:
-        """Return the counts of as many equal parts."""
         return Counts(*(getattr(self, name) * factor for name in FIELDS))
 
 

@@ -79,7 +79,6 @@ def library_of(text: str, counted: bool = False) -> ctypes.CDLL:
 
 @cache
 def _machine(flags: tuple[str, ...]) -> Path:
-    """Return the object file that every kernel is linked to."""
     path = _folder() / f"machine-{_digest(*flags)}.o"
     if not path.exists():
         _compile(("-O2", "-c", *flags, str(MACHINE / "machine.c")), path)
@@ -105,7 +104,6 @@ def _loaded(path: Path) -> ctypes.CDLL:
 
 @cache
 def _folder() -> Path:
-    """Return the folder of libraries. Those that were not loaded for a week are removed."""
     BUILD.mkdir(exist_ok=True)
     for path in BUILD.glob("*.*o"):
         with suppress(FileNotFoundError):
@@ -120,7 +118,6 @@ def _digest(*parts: str) -> str:
 
 @cache
 def _sources() -> tuple[str, ...]:
-    """Return the compiler's version and every file that decides what a library does."""
     texts = (path.read_text() for path in sorted((*HERE.glob("*.py"), *MACHINE.glob("*.[ch]"))))
     return subprocess.check_output(["gcc", "--version"], text=True), *texts
 
@@ -136,7 +133,6 @@ def translate(text: str) -> str:
 
 
 def _declarations(registers: dict[str, str]) -> Iterator[str]:
-    """Declare registers as arrays, which compile in less time than as many variables."""
     counts = {name: number + 1 for name, number in sorted(map(place, registers))}
     types = {place(register)[0]: type for register, type in registers.items()}
     for name, type in types.items():

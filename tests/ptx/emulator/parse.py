@@ -105,7 +105,6 @@ def entry_of(text: str) -> Entry:
 
 
 def _parameters(text: str) -> tuple[Parameter, ...]:
-    """Place parameters one after the other, each aligned."""
     parameters, end = list[Parameter](), 0
     for part in filter(None, map(str.strip, text.split(","))):
         declared = PARAMETER.fullmatch(part)
@@ -182,7 +181,6 @@ class _Body:
 
 
 def split(operands: str) -> tuple[str, ...]:
-    """Split operands at the commas outside of brackets and braces."""
     return tuple(part.strip() for part in re.split(r",(?![^{\[]*[}\]])", operands) if part.strip())
 
 

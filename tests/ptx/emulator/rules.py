@@ -104,13 +104,11 @@ def names_of(kernel: Kernel) -> Names:
 
 
 def place(register: str) -> tuple[str, int]:
-    """Return the C array that holds a register, and its index there."""
     numbered = re.fullmatch(r"([a-z]+)(\d+)", register)
     return (numbered[1], int(numbered[2])) if numbered else (register, 0)
 
 
 def variable(register: str) -> str:
-    """Return a register as a C expression."""
     return "{}[{}]".format(*place(register))
 
 
@@ -156,7 +154,6 @@ def write(operand: str, type: str, value: str, names: Names) -> str:
 
 
 def address(operand: str, names: Names) -> str:
-    """Return `[base + offset]` as a C expression."""
     matched = re.fullmatch(r"\[([^+\]]+)(?:\+(-?\d+))?\]", operand.replace(" ", ""))
     if matched is None:
         raise UnknownPTX(f"address {operand!r}")
@@ -166,5 +163,4 @@ def address(operand: str, names: Names) -> str:
 
 
 def parts(operand: str) -> list[str]:
-    """Return the elements of a vector `{a, b}`, or another operand alone."""
     return [part.strip() for part in operand.strip("{} ").split(",")] if operand.startswith("{") else [operand]

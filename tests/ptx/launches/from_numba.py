@@ -28,8 +28,6 @@ from dilkit.problem import Problem
 
 
 class NumbaOnPTX(NumbaCuda):
-    """The backend for tensors of the CPU."""
-
     requires = ("torch",)
     limits = replace(NumbaCuda.limits, devices=frozenset({"cpu"}), min_capability=None)
     priority = -100
@@ -40,7 +38,6 @@ class NumbaOnPTX(NumbaCuda):
 
 @contextmanager
 def opened(capability: Capability, emulator: Emulator) -> Iterator[NumbaCuda]:
-    """Yield the backend for tensors of the CPU, as on devices of `capability`."""
     stands_in = mock.patch.object
     with (
         stands_in(backend, "compiled", partial(RedirectedKernel, emulator)),
@@ -74,7 +71,6 @@ class RedirectedKernel:
 
 @lru_cache(maxsize=256)
 def compiled(role: str, dtype: str, tiling: Tiling, capability: Capability) -> str:
-    """Compile a kernel to PTX."""
     ptx, _ = cuda.compile_ptx(kernels()[role](tiling), signature(role, dtype), cc=capability, device=False)
     return str(ptx)
 

@@ -41,7 +41,6 @@ SCRATCH = (np.uint64(0), np.uint64(0))
 
 @contextmanager
 def opened(capability: Capability, emulator: Emulator) -> Iterator[TritonTiles]:
-    """Yield the backend for tensors of the CPU, as on devices of `capability`."""
     with redirected(capability, emulator) as stand_in:
         backend = TritonOnPTX(DeviceOnPTX(capability, stand_in))
         backend.name = "Triton's PTX on sm_{}{}".format(*capability)  # type: ignore[misc]
@@ -63,8 +62,6 @@ class DeviceOnPTX(DeviceLauncher):
 
 
 class TritonOnPTX(TritonTiles):
-    """The backend for tensors of the CPU."""
-
     requires = ("torch",)
     limits = replace(TritonTiles.limits, devices=frozenset({"cpu"}), min_capability=None)
     priority = -100

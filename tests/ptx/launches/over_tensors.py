@@ -20,7 +20,6 @@ def launch(emulator: Emulator, ptx: str, values: Sequence[Any], memory: Iterable
 
 
 def spans_of(values: Sequence[Any]) -> Iterator[Span]:
-    """Yield the memory of each tensor, from its first element to its last."""
     for number, value in enumerate(values):
         if isinstance(value, torch.Tensor) and value.numel():
             last = sum((length - 1) * stride for length, stride in zip(value.shape, value.stride(), strict=True))

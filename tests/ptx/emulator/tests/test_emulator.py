@@ -96,7 +96,6 @@ def test_a_kernel_without_a_model_is_refused() -> None:
 
 
 def imported(path: Path) -> set[str]:
-    """Return the modules that a file imports, each with the names that it takes from it."""
     nodes = [*ast.walk(ast.parse(path.read_text()))]
     modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     return modules | {f"{node.module}.{a.name}" for node in nodes if isinstance(node, ast.ImportFrom) for a in node.names}
