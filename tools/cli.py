@@ -82,12 +82,10 @@ def _main(argv: list[str]) -> int:
 
 
 def command(name: str) -> ModuleType:
-    """Return the module of a command."""
     return importlib.import_module(f"dilkit.tools.commands.{name.replace('-', '_')}")
 
 
 def parser_of(name: str) -> Parser:
-    """Return the parser of a command's arguments."""
     module = command(name)
     parser = Parser(f"dilkit {name}", description=module.HELP)
     module.add_arguments(parser)

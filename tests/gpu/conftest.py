@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from helpers.gpu_calls import TORCHS, small_problem
 from helpers.gpu_day import NOTE
+from helpers.stored_oracle import StoredOracle
 
 from dilkit import Problem, environment
 from dilkit.backends.sdpa.one_kernel import one_kernel_backends
 from dilkit.device import cuda_count
+from dilkit.testing import conformance
 from dilkit.tools.measure.implementation import backend_implementations
 
 OURS, REHEARSED = ("cupy_raw", "triton"), ("native",)
@@ -67,6 +70,17 @@ def asked(backend: str, dtype: str, requires_grad: bool, device: str) -> Problem
 def note(record_property: Callable[[str, object], None]) -> Callable[..., None]:
     """Write down what was found and numbers by name, beside the test's row."""
     return lambda what, found, **numbers: record_property(NOTE, (what, found, numbers))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def stored_oracle(request: pytest.FixtureRequest, device: str) -> Iterator[StoredOracle | None]:
+    """Results of large cases that were computed elsewhere."""
+    if (path := request.config.getoption("--gpu-oracle")) is None:
+        yield None
+        return
+    oracle = StoredOracle(path, device)
+    with mock.patch.object(conformance, "expected", oracle.expected):
+        yield oracle
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,111 +6,178 @@ One call takes nine minutes at most, and another one goes on where it ended.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / "tests"), str(Path(__file__).parent)]
 
-from helpers.gpu_calls import TORCHS, all_kernels, compile_all  # noqa: E402
-from helpers.gpu_day import KIND, code_digest  # noqa: E402
+from helpers.gpu_calls import PATH, all_kernels, compile_all  # noqa: E402
+from helpers.gpu_day import CODE, KIND, files_digest  # noqa: E402
+from helpers.stored_oracle import store  # noqa: E402
+from plan import CALL, PLAN, Step, lines  # noqa: E402
 
+from dilkit import environment  # noqa: E402
 from dilkit.device import cuda_count  # noqa: E402
+from dilkit.testing.problems import LARGE  # noqa: E402
 from dilkit.threads import usable_cores  # noqa: E402
 from dilkit.tools.console.arguments import assumed_device  # noqa: E402
 from dilkit.tools.report.files import publish  # noqa: E402
 from dilkit.tools.results.file import read_json, read_result  # noqa: E402
 from dilkit.tools.results.rows import RowsResult  # noqa: E402
 
-SECONDS = {"tests": 300, "speed": 150, "preferences": 90}
-"""Seconds of each stage; a later one gets what an earlier one leaves."""
-GRACE, NOTHING_LEFT = 10, 5
-"""Seconds for what was interrupted to write its results; the exit code of pytest where every test passed before."""
-PARTS = {"bfloat16": ("cupy_raw", "triton"), "launches": ("cupy_raw",), "float32": ("cupy_raw",)}
-"""By a word in the names of its steps, a part of the GPU suite with our backends in it. In fp32 Triton is much slower."""
+GRACE, LEAST = 5, 10
+"""Seconds for what was interrupted to write its results; the seconds with which nothing is begun."""
+RIGHT = (0, 5)
+"""Exit codes of pytest: all tests passed, or had passed before."""
+REHEARSED = 120
+"""Seconds of each step of a rehearsal: no time is a GPU's, and the machine may be busy."""
+KERNELS, ORACLE = "prepared/kernels", "prepared/oracle.npz"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the stages; 0, 1 where something is wrong or left."""
+    """Run the steps; 0, 1 where something is wrong or left."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path, default=Path("gpu-day"), help="of the results (default %(default)s)")
-    parser.add_argument("--rehearse", action="store_true", help="the tests on the CPU, at small sizes: nothing of it is a GPU's")
-    compiled = "compile all kernels for such a GPU, which need not be here, into the folder of DILKIT_CUDA_CACHE, and end"
-    parser.add_argument("--compile", type=assumed_device, metavar="sm_90", help=compiled)
+    parser.add_argument("--rehearse", action="store_true", help="all steps on the CPU, at small sizes: nothing of it is a GPU's")
+    parser.add_argument("--seconds", type=int, default=CALL, help="of this call (default %(default)s)")
+    parser.add_argument("--plan", action="store_true", help="print the steps with their seconds, and end")
+    prepared = "put the kernels for such a GPU, which need not be here, and the oracle's results into the folder, and end"
+    parser.add_argument("--prepare", type=assumed_device, metavar="sm_90", help=prepared)
     args = parser.parse_args(argv)
-    if args.compile:
-        refused = compile_all(all_kernels(args.compile.capability), args.compile.capability)
-        print("\n".join(refused) or "all kernels are compiled")
-        return int(bool(refused))
+    folder = args.folder.absolute()
+    if args.plan:
+        print("\n".join(lines({})))
+        return 0
+    if args.prepare:
+        return prepare(folder, args.prepare.capability)
     if not args.rehearse and not cuda_count():
         parser.error("torch sees no CUDA device; --rehearse shows on the CPU what it does")
-    folder, tests = args.folder.absolute(), args.folder.absolute() / "gpu-day.json"
-    if tests.exists() and read_result(tests, RowsResult, KIND).facts.get("code") != code_digest():
-        parser.error(f"{args.folder} is of other code; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    end, codes = time.monotonic(), set[int]()
-    for stage in ["tests"] if args.rehearse else SECONDS:
-        end += SECONDS[stage]
-        commands = commands_of_tests(tests, args.rehearse) if stage == "tests" else commands_of_suites(stage, folder, tests)
-        codes |= {limited(command, end - time.monotonic()) for command in commands}
-    if tests.exists():
+    unpack(folder)
+    if (folder / KERNELS).is_dir():
+        os.environ.setdefault(environment.CUDA_CACHE.name, str(folder / KERNELS))
+    day = Day(folder, args.rehearse)
+    day.run(args.seconds)
+    if (tests := folder / "gpu-day.json").exists():
         publish(read_result(tests, RowsResult, KIND), folder, tests.stem, "A GPU day", False)
-    return int(bool(codes - {0, NOTHING_LEFT}))
+    print("\n".join(lines(day.took)))
+    return int(bool(day.left))
 
 
-def commands_of_tests(file: Path, rehearse: bool) -> Iterator[list[str]]:
-    """Yield the commands of the tests: kernels first, for whose compilation others would wait."""
-    base = ["env", "OMP_NUM_THREADS=1", sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--gpu-day", str(file)]
-    if rehearse:
-        yield [*base, "-n", "1", "--gpu-device", "cpu", "tests/gpu"]
-    else:
-        yield [*base, "-n", "1", "tests/gpu/test_kernels.py"]
-        yield [*base, "-n", str(min(16, usable_cores())), "tests/gpu"]
+def prepare(folder: Path, capability: tuple[int, int]) -> int:
+    """Compile all kernels and compute the oracle's results of large cases; 1 where the compiler refuses a kernel."""
+    kernels, archive = folder / KERNELS, folder / f"{KERNELS}.zip"
+    unpack(folder)
+    kernels.mkdir(parents=True, exist_ok=True)
+    os.environ[environment.CUDA_CACHE.name] = str(kernels)
+    store(folder / ORACLE, LARGE)
+    refused = compile_all(all_kernels(capability), capability)
+    shutil.make_archive(str(kernels), "zip", kernels)
+    shutil.rmtree(kernels)
+    size = archive.stat().st_size + (folder / ORACLE).stat().st_size
+    print("\n".join(refused) or f"all kernels are compiled; {archive.parent} has {size / 1e6:.1f} MB")
+    return int(bool(refused))
 
 
-def commands_of_suites(stage: str, folder: Path, tests: Path) -> Iterator[list[str]]:
-    """Yield the commands of the suites that are not complete, without backends that failed a test."""
-    rows = read_result(tests, RowsResult, KIND).rows if tests.exists() else ()
-    failed = "\n".join(f"{row.case['name']} {row.reasons}" for row in rows if row.verdict == "failed")
-
-    def right(*names):
-        return [name for name in names if not re.search(rf"(?<![\w:]){re.escape(name)}(?![\w:])", failed)]
-
-    if stage == "preferences":
-        yield from command_of("preferences", folder / stage, right("cupy_raw", "triton", "sdpa"))
-        return
-    for word, ours in PARTS.items():
-        yield from command_of("gpu", folder / f"gpu-{word}", ["automatic", *right(*ours, *TORCHS)], "--rows", word)
+def unpack(folder: Path) -> None:
+    """Unpack prepared kernels, if there are any, where they are not unpacked."""
+    if (archive := folder / f"{KERNELS}.zip").exists() and not (folder / KERNELS).exists():
+        shutil.unpack_archive(archive, folder / KERNELS)
 
 
-def command_of(suite: str, folder: Path, backends: Sequence[str], *options: str) -> Iterator[list[str]]:
-    """Yield the command that runs a suite, or goes on with it; none where it is complete."""
-    command = [sys.executable, "-m", "dilkit", "bench", "--suite", suite, "--out", str(folder), "--backend", ",".join(backends)]
-    file = folder / "suite.json"
-    if not file.exists() or read_json(file)["interrupted"]:
-        yield [*command, *options, *(["--resume"] if file.exists() else [])]
+class Day:
+    """The steps of a folder: `took` says what came of each, `left` names those that are not done or found something wrong.
+
+    steps.json holds the code with which a step began, and its exit code: with other code it is run anew.
+    """
+
+    def __init__(self, folder: Path, rehearse: bool) -> None:
+        self.folder, self.rehearse, self.tests = folder, rehearse, folder / "gpu-day.json"
+        self.took, self.left = dict[str, str](), list[str]()
+        self.file, self.code = folder / "steps.json", files_digest(*CODE)
+        self.steps = json.loads(self.file.read_text()) if self.file.exists() else {}
+
+    def run(self, seconds: float = CALL) -> None:
+        """Run what is not done, each step until its own seconds and those of all steps before it are over."""
+        end = time.monotonic()
+        last = end + (seconds if not self.rehearse else len(PLAN) * REHEARSED)
+        for step in PLAN:
+            end += step.seconds if not self.rehearse else REHEARSED
+            start, self.took[step.name] = time.monotonic(), "before" if self.done(step) else "absent"
+            if not self.done(step) and (command := self.command(step)):
+                if "--resume" not in command:  # what is there is of other code, which a later call would take for this one's
+                    self.suite_file(step).unlink(missing_ok=True)
+                self.keep(step, None)
+                code = limited(command, min(end, last) - start)
+                self.keep(step, code)
+                ended = "deadline" if code is None else f"exit code {code}" if code else "done"
+                self.took[step.name] = f"{time.monotonic() - start:.0f} s, {ended}"
+            if self.took[step.name] != "absent" and not (self.done(step) and self.steps[step.name]["ended"] in RIGHT):
+                self.left.append(step.name)
+
+    def keep(self, step: Step, code: int | None) -> None:
+        self.steps[step.name] = dict(code=self.code, ended=code)
+        self.file.write_text(json.dumps(self.steps, indent=1))
+
+    def done(self, step: Step) -> bool:
+        """True if a step ended with this code: tests that are right, or a suite that is complete."""
+        known, file = self.steps.get(step.name, {}), self.suite_file(step)
+        ended = file.exists() and not read_json(file)["interrupted"] if step.suite else known.get("ended") in RIGHT
+        return known.get("code") == self.code and ended
+
+    def suite_file(self, step: Step) -> Path:
+        return self.folder / step.name.replace(" ", "-") / "suite.json"
+
+    def command(self, step: Step) -> list[str]:
+        """Return the command of a step; none for a suite all of whose backends failed a test."""
+        if step.tests:
+            return self.of_tests(step)
+        file, words = self.suite_file(step), ["--rows", step.words] if step.words else []
+        if file.exists() and self.steps.get(step.name, {}).get("code") == self.code:
+            words.append("--resume")
+        if self.rehearse:
+            return [sys.executable, "-m", "helpers.small_suites", step.suite, str(file.parent), *words]
+        backends = [name for name in step.backends if self.right(name)]
+        command = [sys.executable, "-m", "dilkit", "bench", "--suite", step.suite, "--out", str(file.parent), *words]
+        return [*command, "--backend", ",".join(backends)] if backends else []
+
+    def of_tests(self, step: Step) -> list[str]:
+        """Return the command of tests, where warnings are no errors: other versions of packages warn of other things."""
+        workers = 1 if self.rehearse else min(step.workers, usable_cores())
+        command = ["env", "OMP_NUM_THREADS=1", sys.executable, "-m", "pytest", "-q", "-W", "default", "-m", "gpu", "tests/gpu"]
+        command += ["-n", str(workers), "--gpu-day", str(self.tests), "-k", step.tests]
+        command += ["--gpu-oracle", str(self.folder / ORACLE)] if (self.folder / ORACLE).exists() else []
+        return [*command, *(["--gpu-device", "cpu"] if self.rehearse else [])]
+
+    def right(self, backend: str) -> bool:
+        """False for a backend that a failed test names, or says in its reasons."""
+        rows = read_result(self.tests, RowsResult, KIND).rows if self.tests.exists() else ()
+        failed = "\n".join(f"{row.case['name']} {row.reasons}" for row in rows if row.verdict == "failed")
+        return not re.search(rf"(?<![\w:]){re.escape(backend)}(?![\w:])", failed)
 
 
-def limited(command: list[str], seconds: float) -> int:
-    """Run a command for so many seconds at most, then interrupt it with all that it started; return its exit code."""
-    if seconds < 2 * GRACE:
-        print(f"no time is left for {' '.join(command)}", file=sys.stderr)
-        return 1
-    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+def limited(command: list[str], seconds: float) -> int | None:
+    """Run a command for so many seconds at most, then interrupt it with all that it started; its exit code, None after that."""
+    if seconds < LEAST:
+        return None
+    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True, env=os.environ | PATH)
     try:
         return process.wait(seconds - GRACE)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE)
-        return 1
+        return None
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

@@ -15,9 +15,9 @@ from torch import Tensor
 from dilkit import Pattern, Problem, environment
 from dilkit.comm.launch import processes, task
 from dilkit.device import cuda_count, device_named
-from dilkit.testing.accuracy import shortened
+from dilkit.testing.accuracy import Results, expected_rows, shortened
 from dilkit.testing.tensors import Tensors
-from dilkit.tools.measure.implementation import Implementation, backend_implementations
+from dilkit.tools.measure.implementation import Implementation, automatic, backend_implementations
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120, method="thread")]
 
@@ -130,30 +130,53 @@ def test_many_lengths_with_a_cache_that_holds_hardly_one_table(
     assert not [different(x, y) for x, y in zip(results, wanted, strict=True) if different(x, y)]
 
 
-def test_sixteen_million_tokens(cuda: None, device: str, note: Callable[..., None]) -> None:
-    """Both ends are, bit by bit, what they are alone. Where sixteen million do not fit, eight million do."""
-    ours = backend_implementations(["cupy_raw"])[0]
-    facts = dict(pattern=LONG, heads=8, head_dim=64, dtype="bfloat16", device=device_named(device))
-    if reasons := ours.refusals(Problem(seq=LONGEST, **facts)):
+@pytest.mark.parametrize(
+    ("who", "head_dim", "gradients"),
+    [("cupy_raw", 64, False), ("automatic", 64, False), ("automatic", 128, False), ("automatic", 64, True)],
+)
+def test_sixteen_million_tokens(
+    cuda: None, who: str, head_dim: int, gradients: bool, device: str, note: Callable[..., None]
+) -> None:
+    """Rows of both ends are the oracle's. With gradients four million tokens; where a length does not fit, half of it does."""
+    one = automatic() if who == "automatic" else backend_implementations([who])[0]
+    facts = dict(pattern=LONG, heads=8, head_dim=head_dim, dtype="bfloat16", device=device_named(device))
+    asked = Problem(seq=LONGEST // 4 if gradients else LONGEST, requires_grad=gradients, **facts)
+    if reasons := one.refusals(asked):
         pytest.skip("; ".join(reasons))
     try:
-        q, k, v, out = long_pass(ours, Problem(seq=LONGEST, **facts), device)
+        inputs, found = long_pass(one, asked, device)
     except torch.cuda.OutOfMemoryError:
-        q, k, v, out = long_pass(ours, Problem(seq=LONGEST // 2, **facts), device)
-    seq, longest = out.shape[1], max(LONG.segment_lengths)
-    for rows in (slice(0, longest), slice(seq - longest, seq)):
-        part = Tensors(q[:, rows], k[:, rows], v[:, rows], None, q[:, rows])
-        assert torch.equal(ours.once(part, Problem(seq=longest, **facts)), out[:, rows]), (
-            f"cupy_raw: rows from {rows.start} differ"
-        )
-    note("tokens", f"{seq:,}", tokens=float(seq))
+        inputs = None  # outside of this block nothing refers to the tensors of the pass
+    if inputs is None:
+        asked = replace(asked, seq=asked.seq // 2)
+        inputs, found = long_pass(one, asked, device)
+    longest = max(LONG.segment_lengths)
+    for rows in (slice(0, longest), slice(asked.seq - longest, asked.seq)):
+        part, alone = end_of(inputs, rows), replace(asked, seq=longest)
+        chosen = torch.tensor([0, 1, longest // 2 + 1, longest - 1], device=device)
+        at_rows = {name: x[:, rows][:, chosen] for name, x in found.items()}
+        wrong = [check.complaint for check in expected_rows(alone, part, chosen).checks(at_rows, longest) if not check.passed]
+        assert not wrong, f"{who}: rows from {rows.start}: {wrong}"
+        if who != "automatic":
+            assert torch.equal(one.once(part, alone), found["out"][:, rows]), f"{who}: rows from {rows.start} differ"
+    numbers = {} if gradients else dict(tokens=float(asked.seq))
+    note(f"{who}, head_dim {head_dim}, tokens", f"{asked.seq:,}", **numbers)
 
 
-def long_pass(ours: Implementation, problem: Problem, device: str) -> tuple[Tensor, ...]:
-    """Return inputs, made in their own dtype as they would not fit in fp32, and the output."""
+def end_of(inputs: Tensors, rows: slice) -> Tensors:
+    q, k, v, dout = (x.detach()[:, rows].requires_grad_(x.requires_grad) for x in (*inputs.qkv, inputs.dout))
+    return Tensors(q, k, v, None, dout)
+
+
+def long_pass(one: Implementation, problem: Problem, device: str) -> tuple[Tensors, Results]:
+    """Return inputs, made in their own dtype as they would not fit in fp32, and results: `out`, and `dq` of a backward pass."""
     shape = 1, problem.seq, problem.heads, problem.head_dim
     q, k, v = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(3))
-    return q, k, v, ours.once(Tensors(q, k, v, None, q), problem)
+    inputs = Tensors(*(x.requires_grad_(problem.requires_grad) for x in (q, k, v)), None, q.detach())
+    if not problem.requires_grad:
+        return inputs, dict(out=one.once(inputs, problem))
+    out = one.attend(inputs, problem)
+    return inputs, dict(out=out.detach(), dq=torch.autograd.grad(out, inputs.qkv, inputs.dout)[0])
 
 
 def test_two_ranks_that_share_the_device(backend: str, dtype: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:

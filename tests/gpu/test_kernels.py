@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from helpers.gpu_calls import PATH, PROGRAM, all_kernels, compile_all, sanitizer_findings, small_problem
+from helpers.stored_oracle import StoredOracle
 
 from dilkit import environment
 from dilkit.backends.cuda import compile as cuda_compile
@@ -41,7 +42,8 @@ WATCHED = [word for name in ("forward", "dquery", "dkeyvalue", "dots") for word 
 """Our kernels by their names; torch's are not looked at."""
 
 
-def test_the_machine_has_what_it_has(device: str, note: Note) -> None:
+def test_the_machine_has_what_it_has(device: str, stored_oracle: StoredOracle | None, note: Note) -> None:
+    note("stored results of the oracle", f"{len(stored_oracle.cases) if stored_oracle else 0} cases")
     for name, version in versions().items():
         note(name, str(version))
     for name in ("nvcc", "ncu", SANITIZER, "mpirun", "gcc"):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from dilkit import registry
+from dilkit.selection.proving import cases
 from dilkit.testing.conformance import check, repeats_that_differ
 from dilkit.testing.problems import LARGE, Case
 from dilkit.tools.commands.verify import LISTED, REPEATED, REPEATS
@@ -36,16 +37,26 @@ def test_the_problem_list(backends: list[str], group: str, device: str, rehearsa
     judge(backends, GROUPS[group], group, device, note)
 
 
-def test_some_problems_of_the_compiler(device: str, rehearsal: bool, note: Note) -> None:
-    """FlexAttention is compiled anew for every problem, so that it gets a choice of them."""
+@pytest.mark.parametrize("compiler", ["numba_cuda", "flex"])
+@pytest.mark.parametrize("part", range(24))
+def test_some_problems_of_compilers(compiler: str, part: int, device: str, rehearsal: bool, note: Note) -> None:
+    """They compile anew for every kind of problem, so that they get a choice of them."""
     if rehearsal:
         pytest.skip("a rehearsal")
-    judge(["flex"], LISTED[::40], "a choice", device, note)
+    judge([compiler], LISTED[part::240], f"a choice, {part}", device, note)
 
 
-def judge(backends: Sequence[str], cases: Sequence[Case], group: str, device: str, note: Note) -> None:
+@pytest.mark.parametrize("head_dim", [160, 192, 256])
+@pytest.mark.parametrize("half", ["bfloat16", "float16"])
+def test_wide_heads(half: str, head_dim: int, device: str, rehearsal: bool, note: Note) -> None:
+    """Beyond 128 only kernels of torch compute."""
+    chosen = ["sdpa"] if rehearsal else ["sdpa", "sdpa:cudnn", "sdpa:flash"]
+    judge(chosen, [*cases(half, head_dim, gradients=True)][: 1 if rehearsal else None], f"head_dim {head_dim}", device, note)
+
+
+def judge(backends: Sequence[str], chosen: Sequence[Case], group: str, device: str, note: Note) -> None:
     """Check backends on these cases, note the worst error of each, and skip if none computes any of them."""
-    results = [check(backend, case, device) for case in cases for backend in backends]  # they share the oracle's results
+    results = [check(backend, case, device) for case in chosen for backend in backends]  # they share the oracle's results
     wrong = [result for result in results if result.verdict in ("failed", "broken")]
     for backend in backends:
         right = [result for result in results if result.backend == backend and result.verdict == "passed"]

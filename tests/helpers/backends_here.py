@@ -11,7 +11,6 @@ DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
 
 
 def on(device: str) -> list[str]:
-    """The backends that are not broken and made for `device`."""
     known = ((name, backends()[name]) for name in list_backends())
     whole = [(name, backend.limits.devices) for name, backend in known if not isinstance(backend, Broken)]
     return [name for name, devices in whole if devices is None or device in devices]

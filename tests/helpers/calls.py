@@ -27,14 +27,12 @@ TORCH_WARNS = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ig
 def tensors(
     batch: int = 2, seq: int = 20, heads: int = 4, kv_heads: int = 4, head_dim: int = 8, **options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Random query, key and value; `options` are those of `torch.randn`."""
     query = torch.randn(batch, seq, heads, head_dim, **options)
     key, value = (torch.randn(batch, seq, kv_heads, head_dim, **options) for _ in range(2))
     return query, key, value
 
 
 def random_leaves(*shapes: tuple[int, ...], seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """Random tensors that require gradients."""
     draw = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, generator=draw, dtype=dtype).requires_grad_() for shape in shapes]
 
@@ -44,7 +42,6 @@ def starts_of(lengths: Iterable[int]) -> Tensor:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
-    """Attend with the pattern of these tests, by default on the reference backend."""
     return dilated_attention(query, key, value, PATTERN, **{"backend": "reference", **options})
 
 
@@ -72,7 +69,6 @@ def gradients(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> tuple
 
 
 def differentiated(attend: Callable[..., tuple[Tensor, Tensor]], inputs: Sequence[Tensor], uses: str = "out+lse") -> list[Tensor]:
-    """`out`, `lse` and the gradients of a loss of one or both."""
     results = dict(zip(("out", "lse"), attend(*inputs), strict=True))
     draw = torch.Generator().manual_seed(7)
     losses = {
@@ -85,7 +81,6 @@ def differentiated(attend: Callable[..., tuple[Tensor, Tensor]], inputs: Sequenc
 
 
 def close(found: Sequence[Tensor], want: Sequence[Tensor], tolerance: float = 1e-12) -> None:
-    """Raise AssertionError unless each tensor is within the tolerance, relative and absolute."""
     for got, right in zip(found, want, strict=True):
         torch.testing.assert_close(got, right, rtol=tolerance, atol=tolerance)
 

@@ -14,7 +14,6 @@ from dilkit.tools.cli import main
 
 
 def output(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
-    """Return the stdout of `dilkit argv`, which exits with `code`."""
     found = main(argv)
     printed = capsys.readouterr()
     assert found == code, printed.err

@@ -39,7 +39,6 @@ def spent() -> float:
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Count nothing within the block for a file."""
     before = spent()
     try:
         yield

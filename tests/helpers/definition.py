@@ -65,7 +65,6 @@ def nearest(at: int, size: int, kernel_size: int, dilation: int) -> set[int]:
 
 
 def around(at: int, kernel_size: int, dilation: int) -> range:
-    """The `kernel_size` coordinates around `at`, whether they are there or not."""
     first = int(at) - kernel_size // 2 * dilation
     return range(first, first + kernel_size * dilation, dilation)
 

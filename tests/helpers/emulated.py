@@ -37,7 +37,6 @@ def passes(backend: str, case: Case) -> bool:
 
 
 def parser_of_shares(description: str, all_takes: str) -> argparse.ArgumentParser:
-    """Return the parser of --share and --all."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--share", default="1/1", help="which of how many shares to run")
     parser.add_argument("--all", action="store_true", help=f"run every case, which takes {all_takes}")

@@ -27,7 +27,6 @@ CHECKS: list[Callable[[Comm], None]] = []
 
 
 def conform(comm: Comm) -> None:
-    """Run every check on this rank, in the same order on all ranks."""
     for check in CHECKS:
         try:
             check(comm)
@@ -49,7 +48,6 @@ class Traffic:
         self.counts, self.width, self.dtype, self.seed = counts, width, dtype, seed
 
     def block(self, source: int, target: int) -> Tensor:
-        """Make the rows from `source` to `target`, `(counts[source][target], width)`."""
         draw = torch.Generator().manual_seed(1 + target + 100 * (source + 100 * self.seed))
         drawn = torch.uint8 if self.dtype == torch.uint8 else torch.int64  # megabytes of them
         values = torch.randint(0, 127, (self.counts[source][target], self.width), generator=draw, dtype=drawn)

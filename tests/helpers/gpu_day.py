@@ -1,14 +1,16 @@
 """A pytest plugin: what tests found in a file of rows, from which a second run goes on.
 
 `--gpu-day FILE` writes a row for each test that ended. Tests that passed with the same code, device, driver and torch do not run
-again. `--gpu-device cpu` rehearses on the CPU.
+again. `--gpu-device cpu` rehearses on the CPU. `--gpu-oracle FILE` takes the oracle's results of large cases from FILE.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import defaultdict
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,23 @@ import pytest
 KIND, NOTE, PASSED, RECORDER = "suite-gpu-day", "gpu_day", "gpu_day_passed", "gpu-day-recorder"
 VERDICTS = {"passed": "measured", "skipped": "absent", "failed": "failed"}
 ROOT = Path(__file__).parents[2]
+CODE = ("dilkit", "backends", "comm", "tools", "tests/gpu", "tests/helpers")
+OF_TESTS = (
+    "dilkit",
+    "backends",
+    "comm",
+    "tools/measure",
+    "tools/commands",
+    "tests/gpu/conftest.py",
+    "tests/helpers/gpu_calls.py",
+)
+FOLDERS = {"cupy_raw": "backends/cuda", "triton": "backends/triton", "numba_cuda": "backends/numba", "flex": "backends/flex"}
+"""All code; that of every test; by backend the code that other backends do not run."""
 
 
 def pytest_addoption(parser: Any) -> None:
     parser.addoption("--gpu-day", metavar="FILE", type=Path, help="write a row for each test into FILE; skip what passed by it")
+    parser.addoption("--gpu-oracle", metavar="FILE", type=Path, help="results of the oracle, of `run.py --prepare`")
     parser.addoption("--gpu-device", default="cuda:0", metavar="DEVICE", help="where tests of GPUs run; cpu: a rehearsal")
 
 
@@ -52,7 +67,7 @@ class Recorder:
         from dilkit.tools.results.rows import RowsResult
 
         device = device_named(device_name)
-        facts = dict(code=code_digest(), driver=cuda_driver() if device.type == "cuda" else 0)
+        facts = dict(driver=cuda_driver() if device.type == "cuda" else 0)
         self.path, self.failures = path, defaultdict[str, list[str]](list)
         self.result = new_result(RowsResult, device, kind=KIND, suite="gpu-day", repeats=1, facts=facts)
         before = read_result(path, RowsResult, KIND) if path.exists() else self.result
@@ -60,7 +75,9 @@ class Recorder:
         if here.device_name != there.device_name:
             raise pytest.UsageError(f"--gpu-day: {path} is of another device ({there.device_name}); name another file")
         if (facts, here.torch) == (before.facts, there.torch):
-            self.result = replace(self.result, rows=before.rows, steps=before.steps)
+            fresh = {row.case["name"] for row in before.rows if row.values.get("code") == digest_of_test(row.case["name"])}
+            rows = tuple(row for row in before.rows if row.case["name"] in fresh)
+            self.result = replace(self.result, rows=rows, steps=before.steps)
         self.passed = [row.case["name"] for row in self.result.rows if row.values.get("ended") == "passed"]
 
     def pytest_collection_finish(self, session: Any) -> None:
@@ -88,7 +105,7 @@ class Recorder:
 
         case, ended = dict(name=report.nodeid), "failed" if failures else report.outcome
         found = "; ".join(failures) or (first_line(report.longrepr) if report.skipped else "")
-        values = dict(ended=ended, seconds=report.duration, found=found)
+        values = dict(ended=ended, seconds=report.duration, found=found, code=digest_of_test(report.nodeid))
         rows = [row for row in self.result.rows if row.case["name"] != report.nodeid]
         rows.append(Row(table=CORRECTNESS, case=case, verdict=VERDICTS[ended], reasons=tuple(failures), values=values))
         for what, text, numbers in (note for key, note in report.user_properties if key == NOTE):
@@ -105,8 +122,17 @@ def first_line(found: Any) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "no words")
 
 
-def code_digest() -> str:
-    """Return a digest of all code of dilkit, compiled code and tests of GPUs included."""
-    folders = [ROOT / name for name in ("dilkit", "backends", "comm", "tools", "tests/gpu", "tests/helpers")]
-    files = sorted(path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".so", ".cu", ".cuh"))
-    return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files)).hexdigest()[:16]
+def digest_of_test(name: str) -> str:
+    """Return a digest of the code that a test runs: what only backends run that its name does not have is left out."""
+    named = FOLDERS.keys() & re.split(r"[\[\]-]", name)
+    others = (folder for backend, folder in FOLDERS.items() if named and backend not in named)
+    return files_digest(*OF_TESTS, name.partition("::")[0], without=tuple(others))
+
+
+@lru_cache
+def files_digest(*folders: str, without: tuple[str, ...] = ()) -> str:
+    """Return a digest of the Python, CUDA and compiled code in files and folders of the checkout."""
+    paths = [path for folder in folders for path in ((ROOT / folder).rglob("*") if (ROOT / folder).is_dir() else [ROOT / folder])]
+    files = {path for path in paths if path.suffix in (".py", ".so", ".cu", ".cuh") and path.is_file()}
+    kept = sorted(path for path in files if not any(path.is_relative_to(ROOT / folder) for folder in without))
+    return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in kept)).hexdigest()[:16]

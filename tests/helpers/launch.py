@@ -66,7 +66,6 @@ def _call(file: str, name: str, arguments: Sequence[Any], comm: Comm) -> Any:
 
 
 def missing(launcher: str) -> str:
-    """Return why `launcher` cannot be used here; empty if it can."""
     if launcher == "gloo":
         return ""
     if importlib.util.find_spec("mpi4py") is None:

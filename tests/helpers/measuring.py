@@ -8,6 +8,7 @@ import pytest
 
 from dilkit import Pattern, Problem
 from dilkit.tools.measure import ceilings, timing
+from dilkit.tools.measure.case import CaseRunner
 from dilkit.tools.measure.implementation import Implementation, backend_implementations
 
 SMALL = Problem(pattern=Pattern([32, 64], [1, 2]), seq=64, heads=4, head_dim=8, requires_grad=True)
@@ -24,8 +25,19 @@ def wrong_by(error: float, name: str = "wrong") -> Implementation:
     return replace(reference(), name=name, attend=attend)
 
 
+def interrupt_beyond(seq: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Ctrl-C come when a longer sequence is to be measured."""
+    whole = CaseRunner.run
+
+    def run(self, problem):
+        if problem.seq > seq:
+            raise KeyboardInterrupt
+        return whole(self, problem)
+
+    monkeypatch.setattr(CaseRunner, "run", run)
+
+
 def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let yardsticks take no time in a test, and a sample be one call."""
     monkeypatch.setitem(ceilings.MATMUL_SIZE, "cpu", 64)
     monkeypatch.setattr(ceilings, "ROUNDS", 1 << 10)
     monkeypatch.setattr(timing, "_calls_lasting", lambda function, min_time, clock: 1)

@@ -19,7 +19,6 @@ def every_pair(*axes: Iterable[Any], mark: Any = pytest.mark.slow) -> list[Any]:
 
 
 def covering(rows: list[Row]) -> set[int]:
-    """Choose rows, greedily, that hold every pair of values of `rows`."""
     left = [set(combinations(row, 2)) for row in rows]
     chosen: set[int] = set()
     while any(left):
@@ -45,7 +44,6 @@ def every_nth(n: int, cases: Iterable[Any], first: int = 0) -> list[Any]:
 
 
 def all_but(few: Iterable[Any], cases: Iterable[Any]) -> list[Any]:
-    """Mark `cases` that are not among `few` as slow."""
     left_out = list(few)
     return [_row([case], case not in left_out) for case in cases]
 

@@ -48,12 +48,10 @@ class Found:
 
 
 def even_cuts(seq: int, world_size: int) -> tuple[int, ...]:
-    """Shards as equal as can be, wherever segments begin."""
     return tuple(t * seq // world_size for t in range(world_size + 1))
 
 
 def uneven_cuts(seq: int, world_size: int, seed: int = 0) -> tuple[int, ...]:
-    """Shards of any length, 1 row included."""
     return (0, *sorted(random.Random(f"{seq} {seed}").sample(range(1, seq), world_size - 1)), seq)
 
 
@@ -179,5 +177,4 @@ def assert_counted(found: Found, tensors: Tensors) -> None:
 
 @lru_cache(maxsize=1024)
 def expected(case: Case) -> Expected:
-    """Return `conformance.expected` with gradients through `out` alone."""
     return accuracy.expected(case.problem(), replace(make_tensors(case), dlse=None))

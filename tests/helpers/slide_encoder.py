@@ -63,8 +63,6 @@ def manifest(dim: int, depth: int, in_chans: int = 1536) -> dict[str, tuple[int,
 
 
 def embeddings(weights: Mapping[str, Tensor], config: SlideEncoderConfig, tiles: Tensor, coords: Tensor) -> list[Tensor]:
-    """Embed one slide, `(n, in_chans)`: the input, each layer, and the model, `(embed_dim,)`."""
-
     def linear(x, name):
         return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
 
@@ -97,7 +95,6 @@ def position(x: int, y: int, config: SlideEncoderConfig) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, config: SlideEncoderConfig) -> Tensor:
-    """Dilated attention of one slide, rows `(L, embed_dim)`: one softmax over what all branches see."""
     pattern = Pattern(config.segment_lengths, config.dilation_rates, offset="block", tail=config.tail)
     out, _ = oracle_attention(*(x.unflatten(1, (config.num_heads, -1))[None] for x in (q, k, v)), pattern)
     return out[0].flatten(1)

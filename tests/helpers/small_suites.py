@@ -1,12 +1,18 @@
-"""Sizes at which the suites of `dilkit bench --suite NAME` take no time."""
+"""Sizes at which the suites of `dilkit bench --suite NAME` take no time.
+
+`python -m helpers.small_suites NAME FOLDER [--rows WORDS]` rehearses a suite of GPUs on the CPU.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+from helpers.measuring import shrink
 from helpers.slide_encoder import LENGTHS, SMALL
 
 from dilkit import Neighborhood
@@ -15,6 +21,7 @@ from dilkit.tools import cli
 from dilkit.tools.bench import run as measuring, suites
 from dilkit.tools.bench.configuration import Configuration
 from dilkit.tools.bench.suite import SuiteSizes
+from dilkit.tools.bench.suites import preferences
 from dilkit.tools.bench.suites.cpu import CpuSizes
 from dilkit.tools.bench.suites.patterns import PatternsSizes
 from dilkit.tools.bench.suites.scores import ScoresSizes
@@ -72,3 +79,17 @@ def entries(found: object) -> Iterator[Any]:
     elif isinstance(found, (dict, tuple)):
         for part in found.values() if isinstance(found, dict) else found:
             yield from entries(part)
+
+
+def main(name: str, folder: str, *arguments: str) -> int:
+    """Rehearse a suite of GPUs on the CPU."""
+    backends = {"gpu": "automatic", "preferences": "native,sdpa"}[name]
+    with pytest.MonkeyPatch.context() as patch:
+        shrink(patch)
+        patch.setattr(preferences, "LAYERS", ((CONFIGURATIONS["B"], False),))
+        patch.setattr(preferences, "HEAD_DIMS", (64,))
+        return run(name, Path(folder), "--backend", backends, *arguments, device="cpu")[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

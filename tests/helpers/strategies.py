@@ -114,14 +114,12 @@ def mixes(draw: st.DrawFn, heads: int, kv_heads: int, tokens: int = 30) -> Patte
 
 @st.composite
 def mixes_with_heads(draw: st.DrawFn, tokens: int = 30) -> tuple[Pattern, Heads]:
-    """A pattern of branches of any kinds for up to `tokens` tokens, together with the heads it is meant for."""
     heads = draw(heads_and_groups())
     return draw(mixes(*heads, tokens)), heads
 
 
 @st.composite
 def neighborhoods(draw: st.DrawFn, heads: int, tokens: int = 90) -> Pattern:
-    """A neighborhood on a grid of at most `tokens` cells, by itself or beside a window."""
     shape, left = [], tokens
     for _ in range(draw(st.integers(1, 3))):
         shape.append(draw(st.integers(1, left)))
@@ -137,7 +135,6 @@ def neighborhoods(draw: st.DrawFn, heads: int, tokens: int = 90) -> Pattern:
 
 @st.composite
 def presets(draw: st.DrawFn, heads: int, tokens: int) -> Pattern:
-    """The pattern of a published model, for so many query heads, and sequences of up to `tokens` tokens."""
     size, few = draw(st.integers(1, 24)), draw(st.integers(1, 4))
     named: list[Callable[[], Pattern]] = [
         lambda: Pattern.mistral(size),

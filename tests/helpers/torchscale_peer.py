@@ -67,7 +67,6 @@ class DilatedAttention(nn.Module):
         return self.out_proj(out if self.inner_attn_ln is None else self.inner_attn_ln(out)), None
 
     def branch(self, q: Tensor, k: Tensor, v: Tensor, w: int, r: int, is_causal: bool) -> tuple[Tensor, Tensor]:
-        """Out and lse, `(batch, rows, heads)`, of one branch; out = 0 and lse = -inf of rows that are dropped."""
         batch, rows, heads, _ = q.shape
         segments, group = math.ceil(rows / w), math.ceil(heads / r)
         cut = (F.pad(x, (0, 0, 0, 0, 0, segments * w - rows)).reshape(batch * segments, w, *x.shape[2:]) for x in (q, k, v))

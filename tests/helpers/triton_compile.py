@@ -55,6 +55,19 @@ class FakeDriver:
         return name
 
 
+class FakeHip(FakeDriver):
+    """The same for a GPU of AMD's."""
+
+    utils = SimpleNamespace(get_device_properties=lambda device: dict(max_shared_mem=64 * 1024))
+
+    def __init__(self, architecture: str) -> None:
+        super().__init__(int(architecture[3:], 16))
+        self.architecture = architecture
+
+    def get_current_target(self) -> Any:
+        return GPUTarget("hip", self.architecture, 64)
+
+
 class CompilingLauncher:
     """Compiles what is launched, on tensors of the CPU, with `chosen` sizes for `role`."""
 
@@ -109,9 +122,9 @@ def asked_for() -> Iterator[AskedFor]:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A kernel's PTX, registers, stack, spills and shared memory."""
+    """A kernel's code (PTX, or AMD's assembly), registers, stack, spills and shared memory."""
 
-    ptx: str
+    code: str
     registers: int
     stack: int
     spills: int
@@ -122,20 +135,23 @@ def compile_kernel(
     role: str,
     dtype: str,
     head_dim: int,
-    capability: int,
+    target: int | str,
     sizes: Sizes,
     folder: Path,
     softcap: float = 0.0,
     form: BiasForm | None = None,
 ) -> Compiled:
-    """Compile the largest kernel of `role`: causal, masked, grouped heads, in a later group of branches."""
+    """Compile the largest kernel of `role`: causal, masked, grouped heads, in a later group of branches.
+
+    `target`: a capability such as 90, or an architecture of AMD's such as "gfx942".
+    """
     launcher = CompilingLauncher(role, sizes)
     fields = dict(seq=320, heads=4, kv_heads=2, head_dim=head_dim, batch=2, dtype=dtype, is_causal=True)
     problem = Problem(pattern=Pattern([320, 320], [1, 64]), key_padding_mask=True, softcap=softcap, bias=form, **fields)
     q, k, v = (torch.zeros(2, 320, heads, head_dim, dtype=getattr(torch, dtype)) for heads in (4, 2, 2))
     bias = None if form is None else LoweredBias(form, torch.zeros(4, form.entries), torch.zeros(2, 320, form.dims))
     mask, backend = torch.zeros(2, 320, dtype=torch.bool), TritonTiles(launcher)
-    driver.set_active(FakeDriver(capability))
+    driver.set_active(FakeDriver(target) if isinstance(target, int) else FakeHip(target))
     try:
         if role == "forward":
             backend.forward(Inputs(q, k, v, key_padding_mask=mask, bias=bias), problem)
@@ -146,9 +162,9 @@ def compile_kernel(
     return _report(launcher.compiled[-1], folder)
 
 
-def compile_step(case: StepCase, capability: int, folder: Path) -> Compiled:
+def compile_step(case: StepCase, target: int | str, folder: Path) -> Compiled:
     launcher = CompilingLauncher("stored", step_sizes(case.problem))
-    driver.set_active(FakeDriver(capability))
+    driver.set_active(FakeDriver(target) if isinstance(target, int) else FakeHip(target))
     try:
         TritonTiles(launcher).attend_stored(make_step(case), case.problem)
     finally:
@@ -157,6 +173,10 @@ def compile_step(case: StepCase, capability: int, folder: Path) -> Compiled:
 
 
 def _report(made: Any, folder: Path) -> Compiled:
+    if (text := made.asm.get("amdgcn")) is not None:
+        names = "vgpr_count", "private_segment_fixed_size", "vgpr_spill_count"
+        registers, stack, spills = (int(re.search(rf"\.{name}:\s*(\d+)", text)[1]) for name in names)
+        return Compiled(text, registers, stack, spills, made.metadata.shared)
     code = folder / "kernel.cubin"
     code.write_bytes(made.asm["cubin"])
     usage, sass = (

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from unittest import mock
 
 import pytest
+from helpers.cuda_clock import FakeCuda
 from helpers.measuring import shrink
 
 from dilkit.threads import torch_threads
@@ -34,3 +35,8 @@ def tiny_yardsticks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     shrink(monkeypatch)
     with torch_threads(1):
         yield
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    return FakeCuda(monkeypatch)

@@ -23,7 +23,6 @@ class Configuration(NamedTuple):
     tail: str = "exact"
 
     def problem(self, head_dim: int, divisor: int = 1, **fields: Any) -> Problem:
-        """Return the problem, its lengths divided by `divisor`."""
         lengths = divided(self.segment_lengths, self.dilation_rates, divisor)
         pattern = Pattern(lengths, self.dilation_rates, offset=self.offset, tail=self.tail)
         return Problem(pattern=pattern, seq=self.seq // divisor, heads=self.heads, head_dim=head_dim, **fields)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,26 +28,21 @@ def measure(
     """Measure all lengths, shortest first; after Ctrl-C the result has those before it."""
     from tqdm import tqdm
 
-    from dilkit.tools.measure.case import CaseRunner
+    from dilkit.tools.measure.case import CaseRunner, output_bytes
 
     rows: list[Row] = []
     runner, done = CaseRunner(implementations, repeats, budget=budget), 0
     with tqdm(lengths, unit="length", file=sys.stderr, disable=None) as bar, contextlib.suppress(KeyboardInterrupt):
         for seq in bar:
             problem = replace(longest, seq=seq)
-            rows += call_rows(problem, runner.run(problem))
+            measured, values = runner.run(problem), dict(tokens=seq, output_bytes=output_bytes(problem))
+            length = dict(length=f"{seq:,} tokens")
+            rows += rows_of(TABLE, length, measured, dict.fromkeys(measured["entries"], values))
             done += 1
-    facts = facts_of(longest) | dict(min_time_s=runner.min_time, budget_s=budget)
+    facts = dict(problem=problem_text(longest), pattern=str(longest.pattern), scale=longest.scale, batch=longest.batch)
+    facts |= dict(backward=longest.requires_grad, min_time_s=runner.min_time, budget_s=budget)
     fields: dict[str, Any] = dict(repeats=repeats, facts=facts, rows=tuple(rows), interrupted=done < len(lengths))
     return new_result(RowsResult, longest.device, kind=KIND, **fields)
-
-
-def facts_of(problem: Problem) -> dict[str, Any]:
-    """Return facts of the result: the problem in words, but for its length."""
-    return dict(
-        problem=problem_text(problem), pattern=str(problem.pattern), scale=problem.scale, batch=problem.batch,
-        backward=problem.requires_grad,
-    )  # fmt: skip
 
 
 def problem_text(problem: Problem, tokens: str = "tokens") -> str:
@@ -58,29 +53,20 @@ def problem_text(problem: Problem, tokens: str = "tokens") -> str:
     return f"{passes}, {problem.batch} x {tokens} x {heads} x {problem.head_dim}, {problem.dtype}{flags}"
 
 
-def call_rows(problem: Problem, measured: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of one length: the fields of a case as they were measured."""
-    from dilkit.tools.measure.case import output_bytes
-
-    values = dict(tokens=problem.seq, output_bytes=output_bytes(problem))
-    return rows_of(TABLE, dict(length=f"{problem.seq:,} tokens"), measured, dict.fromkeys(measured["entries"], values))
-
-
-def times(result: RowsResult, more: tuple[views.Column, ...] = ()) -> Iterator[Table]:
+def times(result: RowsResult) -> Iterator[Table]:
     """Make a row for every measured implementation, with the speed-up of the first one over it."""
     first = next((rows[0].who for _, rows in timed_lengths(result)), "")
 
     def who(row: Row, case: CaseRows) -> str:
         return f"{row.who} (differs)" if row.values.get("differs") else row.who
 
-    def tokens_per_s(row: Row, case: CaseRows) -> str:
-        return f"{result.facts['batch'] * row.values['tokens'] / row.median_s:,.0f}"
-
+    batch = result.facts["batch"]
     columns = (
         *(views.fact("tokens", template="{:,}"), views.Column("who", who), views.TIME, views.QUARTILES),
-        *(views.times_faster(first, f"speed-up of {first}"), views.Column("tokens/s", tokens_per_s)),
+        views.times_faster(first, f"speed-up of {first}"),
+        views.Column("tokens/s", lambda row, case: f"{batch * row.values['tokens'] / row.median_s:,.0f}"),
         *(views.Column("GFLOP/s", lambda row, case: f"{row.gflops:,.1f}"), views.OF_MATMUL),
-        *(views.value("peak_bytes", "extra memory", "bytes"), *more),
+        views.value("peak_bytes", "extra memory", "bytes"),
     )
     yield views.TableView("Time and memory", TABLE, columns).made(result)
 
@@ -92,7 +78,6 @@ def timed_lengths(result: RowsResult) -> list[tuple[CaseRows, list[Row]]]:
 
 
 def drawn(result: RowsResult) -> Iterator[Plot]:
-    """Draw time and memory over lengths, of one length as bars."""
     single = len(result.cases()) == 1
     for title, measure, axis in (
         ("Time of a call", views.time, views.SECONDS),
@@ -112,7 +97,6 @@ def notes(result: RowsResult) -> Iterator[str]:
 
 
 def sentence(result: RowsResult) -> str:
-    """Return the sentence on docs/measurements.md: the longest length at which anything was measured."""
     if not (timed := timed_lengths(result)):
         return placed(result, "nothing was measured")
     case, rows = timed[-1]

@@ -72,21 +72,15 @@ def overhead_s(case: CaseRows) -> float:
     return statistics.median(public - direct for public, direct in pairs)
 
 
-def _signed(row: Row, case: CaseRows) -> str:
-    seconds = overhead_s(case)
-    return f"-{in_seconds(-seconds)}" if seconds < 0 else in_seconds(seconds)
-
-
 def sentence(result: RowsResult) -> str:
-    """Return the sentence on docs/measurements.md."""
     overheads = [f"{1e6 * overhead_s(case):.1f} us ({case.label('{mode}')})" for case in result.cases()]
     backend = result.facts["backend"]
     return placed(result, f"`dilated_attention` adds to a call of its backend, {backend}: {', '.join(overheads)}")
 
 
 COLUMNS = (
-    *(views.label("a call", "{mode}"), views.Column(PUBLIC, views.TIME.cell), views.of(DIRECT, views.TIME)),
-    views.Column("overhead", _signed),
+    *(views.fact("mode", "a call"), views.Column(PUBLIC, views.TIME.cell), views.of(DIRECT, views.TIME)),
+    views.Column("overhead", lambda row, case: f"{'-' * (overhead_s(case) < 0)}{in_seconds(abs(overhead_s(case)))}"),
 )
 REPORT = views.Report(
     subject=(

@@ -85,6 +85,7 @@ def _go_on(result: RowsResult, path: Path) -> RowsResult:
     for what, here, there in (
         ("device", _machine(result), _machine(before)),
         ("options", result.chosen, before.chosen),
+        ("method", dict(timed=result.facts.get("timed")), dict(timed=before.facts.get("timed"))),
     ):
         if differing := [name for name in here | there if here.get(name) != there.get(name)]:
             shown = ", ".join(f"{name} {there.get(name)}, here {here.get(name)}" for name in differing)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -59,17 +59,22 @@ class Suite(ABC):
     def steps(self) -> Iterator[SuiteStep]:
         """Yield the measurements, in the order in which they are taken."""
 
-    def prepared(self) -> AbstractContextManager[dict[str, Any]]:
-        """Return a context in which the suite can run, on at most `sizes.threads`; it yields facts for the result."""
-        return nullcontext({}) if self.sizes.threads is None else _on_threads(self.sizes.threads)
+    @contextmanager
+    def prepared(self) -> Iterator[dict[str, Any]]:
+        """Let the suite run in this context, on at most `sizes.threads`; it yields facts for the result."""
+        if self.sizes.threads is None:
+            yield {}
+            return
+        from dilkit.backends.native.backend import instruction_set
+
+        with torch_threads(min(self.sizes.threads, usable_cores())) as count:
+            yield dict(isa=instruction_set(), thread_count=count)
 
     def figures(self, result: RowsResult) -> tuple[Any, ...]:
-        """Return the figures of `result`."""
         return tuple(target.judge(result) for target in self.TARGETS)
 
     @classmethod
     def kind(cls) -> str:
-        """Return the kind of its results."""
         return f"suite-{cls.NAME}"
 
     def where(self) -> str:
@@ -82,11 +87,3 @@ class Suite(ABC):
         if any(row.verdict == "wrong" or (row.verdict == "failed" and row.who not in self.MAY_FAIL) for row in ours):
             return True
         return any(figure.exact and figure.verdict == "short" for figure in result.figures)
-
-
-@contextmanager
-def _on_threads(most: int) -> Iterator[dict[str, Any]]:
-    from dilkit.backends.native.backend import instruction_set
-
-    with torch_threads(min(most, usable_cores())) as count:
-        yield dict(isa=instruction_set(), thread_count=count)

@@ -39,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("--seqs", type=arguments.numbers, metavar="N,N", help="several lengths in place of the one of --seq")
     add("--backward", action="store_true", dest="train", help="the same as --train")
-    arguments.add_backend_argument(group, "backends to measure (default: DILKIT_BACKEND's, else all)")
+    help = "backends to measure (default: DILKIT_BACKEND's, else all)"
+    add("--backend", type=names(), metavar="A,B", help=help)  # suites know more
     peers = f"measure beside them, or all of: {', '.join(PEERS)}"
     add("--baseline", "--peers", type=names(lambda: (*PEERS, "all")), default=(), metavar="A,B", help=peers)
     add("--device", type=arguments.device_here, default="cpu", help="cpu, cuda, cuda:1, ... (default %(default)s)")
@@ -119,7 +120,6 @@ def _overhead(args: Namespace, problem: Problem) -> int:
 
 def _lengths(args: Namespace, longest: Problem, lengths: list[int]) -> int:
     load_torch()
-    arguments.make_folder("--out", args.out)
     from dilkit.selector import requested_backends
     from dilkit.tools.bench import one_pattern
     from dilkit.tools.measure.baselines import BASELINES
@@ -128,7 +128,8 @@ def _lengths(args: Namespace, longest: Problem, lengths: list[int]) -> int:
     from dilkit.tools.results.decode import encode
     from dilkit.tools.results.rows import YARDSTICKS
 
-    implementations = backend_implementations(args.backend or requested_backends() or None)
+    implementations = backend_implementations(requested_backends(args.backend) or None)
+    arguments.make_folder("--out", args.out)
     implementations += [BASELINES[name] for name in (BASELINES if "all" in args.baseline else args.baseline)]
     result = one_pattern.measure(longest, lengths, implementations, args.repeats or REPEATS, args.budget or BUDGET)
     if result.rows:

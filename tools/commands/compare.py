@@ -26,7 +26,6 @@ SLOWER, FASTER, SAME, YARDSTICK, FEW = "slower", "faster", "no change beyond noi
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the two files, the margin and --all."""
     parser.add_argument("old", type=Path, metavar="OLD", help="the JSON file of the earlier run")
     parser.add_argument("new", type=Path, metavar="NEW", help="the JSON file of the later run, of the same kind")
     share = number("a share from 0 to 10, such as 0.05 for 5%", lambda value: 0 <= value <= 10)

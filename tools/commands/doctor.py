@@ -99,7 +99,6 @@ def all_of(look: Callable[[], Iterable[Finding]]) -> list[Finding]:
 
 
 def installed() -> Iterator[Finding]:
-    """Yield dilkit, Python and the packages that dilkit needs."""
     for name, version in versions().items():
         if isinstance(version, Failure):
             way_out = REINSTALL if name == "plan_module" else f"pip install --force-reinstall {name}"
@@ -177,7 +176,6 @@ def gpus() -> Iterator[Finding]:
 
 
 def compiler(device: Device) -> Finding:
-    """Compile a kernel for `device` anew."""
     from dilkit.backends.cuda import compile, table
 
     name = f"{device.type}:{device.index} compiler"
@@ -227,7 +225,6 @@ def ranks() -> Iterator[Finding]:
 
 
 def hello(comm: Comm) -> list[bytes]:
-    """Return what each rank has sent to all: its number."""
     return comm.share(str(comm.rank).encode(), "hello")
 
 
@@ -244,7 +241,6 @@ def _two_ranks(kind: str, way_out: str) -> Finding:
 
 
 def kept_files() -> Iterator[Finding]:
-    """Yield the folder of compiled CUDA kernels, and the file of measured orders."""
     yield _kernels_folder(environment.cuda_cache())
     yield _tuned_file(environment.tuned_file())
 
@@ -279,7 +275,6 @@ def _tuned_file(path: Path | None) -> Finding:
 
 
 def set_variables() -> Iterator[Finding]:
-    """Yield the variables `DILKIT_*` that are set, known ones and others."""
     if not any(name.startswith("DILKIT_") for name in os.environ):
         yield Finding("DILKIT_*", "works", "none is set")
     looks: list[Callable[[], object]] = [requested_backends, environment.cache_bytes, lambda: is_built() and instruction_set()]

@@ -22,7 +22,6 @@ MAX_SEQ, MAX_HEADS = 2048, 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the pattern's arguments and --out."""
     add_pattern_arguments(parser, seq=64, heads=4, segments=(16, 32, 64))
     out = "draw into a file instead: .png, .svg or .pdf (needs matplotlib)"
     parser.add_argument("--kept", action="store_true", help="draw what a DilatedCache keeps after each token instead")

@@ -116,7 +116,6 @@ def load(args: argparse.Namespace, model: ModelRecord) -> SlideEncoder:
 
 
 def show(plan: Plan) -> None:
-    """Print the slides with their tiles and tile sizes, and how much there is to do."""
     done = {record.output for record in plan.kept}
     rows = [("slide", "tiles", "tile size", "")]
     for slide in plan.slides:

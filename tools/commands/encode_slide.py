@@ -24,7 +24,6 @@ code is 1. Slides are divided over the processes of torchrun or mpirun."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the files, the checkpoint, and what differs from the architecture's own settings."""
     add = parser.add_argument
     add("features", nargs="+", type=Path, metavar="FEATURES", help="files of tile features, or folders of them")
     checkpoint = "the weights, such as slide_encoder.pth, or hf_hub:prov-gigapath/prov-gigapath"
@@ -58,7 +57,6 @@ def add_encoder_arguments(parser: argparse.ArgumentParser, pooled: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Embed all slides: 0, or 1 where one would not do. Raises ValueError or OSError where none can be embedded."""
     started = environment.launch()
     load_torch()
     from dilkit.comm.launch.ranks import run_ranks

@@ -18,8 +18,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Failure:
-    """A probe that failed."""
-
     error: str
 
     def __str__(self) -> str:
@@ -27,7 +25,6 @@ class Failure:
 
 
 def guarded(look: Callable[[], T]) -> T | Failure:
-    """Return the result of `look()`, or its failure."""
     try:
         return look()
     except Exception as error:
@@ -35,7 +32,6 @@ def guarded(look: Callable[[], T]) -> T | Failure:
 
 
 def versions() -> dict[str, str | Failure]:
-    """Return versions on which results depend."""
     return dict(
         dilkit=dilkit.__version__,
         python=platform.python_version(),

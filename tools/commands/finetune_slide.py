@@ -17,7 +17,7 @@ from dilkit.tools.console.arguments import make_folder, number, whole
 from dilkit.tools.console.interrupt import load_torch
 from dilkit.tools.report.document import Axis, Plot, Series, Table
 from dilkit.tools.report.points import plain
-from dilkit.tools.report.views import run_report
+from dilkit.tools.report.views import Report
 from dilkit.tools.results.decode import decode, encode
 from dilkit.tools.results.rows import RowsResult
 
@@ -39,7 +39,6 @@ _rate = number("a number of 0 or more", lambda value: value >= 0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the table, the features, the encoder, and how it is trained."""
     parser.add_argument("labels", type=Path, metavar="LABELS", help="the table of slides, a CSV file")
     parser.add_argument("features", type=Path, metavar="FEATURES", help="the folder of files of tile features")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the results")
@@ -74,7 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, judge, and write all that was found: 0."""
     load_torch()
     from dilkit.device import probe
     from dilkit.integrations.gigapath.checkpoint import needed_tile_encoder, read_checkpoint
@@ -130,7 +128,6 @@ def run_of(result: RowsResult) -> Finetuning:
 
 
 def outcome(result: RowsResult) -> str:
-    """Return how right the scores of the held-out patients are."""
     run = run_of(result)
     held_out = run.judged["test"]
     shown = "{} ({})".format(*_cells(_value(held_out))) if _value(held_out) else "not defined"
@@ -138,7 +135,6 @@ def outcome(result: RowsResult) -> str:
 
 
 def made_tables(result: RowsResult) -> Iterable[Table]:
-    """Yield scores by split and class."""
     run = run_of(result)
     judged = [(name, f"{one.slides:,}", f"{one.patients:,}", *_cells(_value(one))) for name, one in run.judged.items()]
     header = "split", "slides", "patients", _metric(run), "95% interval"
@@ -148,7 +144,6 @@ def made_tables(result: RowsResult) -> Iterable[Table]:
 
 
 def made_plots(result: RowsResult) -> Iterable[Plot]:
-    """Yield the losses by epoch, and ROC curves of held-out slides beside chance."""
     run = run_of(result)
     train = tuple(plain(one.epoch, one.train) for one in run.curve)
     val = tuple(plain(one.epoch, one.val) for one in run.curve if one.val is not None)
@@ -172,11 +167,14 @@ def _cells(interval: Interval | None) -> tuple[str, str]:
     return ("-", "-") if interval is None else (f"{interval.value:.3f}", f"{interval.low:.3f} - {interval.high:.3f}")
 
 
-REPORT = run_report(
-    "dilkit finetune-slide", outcome, made_tables, made_plots,
-    "{run[tiles]:,} tiles, trained for {run[seconds]:,.0f} s. Intervals hold 95% of {run[settings][resamples]:,} resamples of a "
-    "bootstrap over patients. AUROC is over slides, of more than two classes the mean of each against all others; Harrell's "
-    "C-index is over patients, each with the mean risk of the patient's slides. Scores are those of the last epoch. The highest "
-    "learning rate of the head is {peak_rate:.3g}.",
-    lambda result: run_of(result).notes,
-)  # fmt: skip
+REPORT = Report(
+    command="dilkit finetune-slide",
+    summary=outcome,
+    tables=(made_tables,),
+    plots=(made_plots,),
+    method="{run[tiles]:,} tiles, trained for {run[seconds]:,.0f} s. Intervals hold 95% of {run[settings][resamples]:,} "
+    "resamples of a bootstrap over patients. AUROC is over slides, of more than two classes the mean of each against all "
+    "others; Harrell's C-index is over patients, each with the mean risk of the patient's slides. Scores are those of the last "
+    "epoch. The highest learning rate of the head is {peak_rate:.3g}.",
+    notes=lambda result: run_of(result).notes,
+)

@@ -26,7 +26,6 @@ HELP = "show devices, versions and which backend computes a problem, with all re
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the device and the problem."""
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--assume", type=arguments.assumed_device, metavar="sm_61", help="a GPU that need not be here, or cpu")
     here = "a device of this machine (default: the first GPU, else the CPU)"
@@ -140,7 +139,7 @@ ASKED: dict[str, dict[str, Any]] = {
 """Options of calls, beside a backward pass."""
 
 OF_WHOLE_SEQUENCES = frozenset({"packed", "cache of all keys"})
-"""Options without meaning where each call gives the blocks: they are those of whole sequences."""
+"""Options that a call which gives its blocks does not have."""
 
 
 @cache

@@ -26,7 +26,6 @@ that a dilation rate keeps and, with --window, the key blocks that a block of qu
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the grid's and the segments' arguments, and --png."""
     add = parser.add_argument
     png = "draw --curve and row-major, first of --segments, last of --rates: .png, .svg or .pdf (needs matplotlib)"
     window = f"count the active blocks of {BLOCK} tokens of a window; odd sides, or one for all"
@@ -64,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         grid = dict(shape=args.shape, tokens=tokens, curve=args.curve)
         print_json("order", encode(dict(**grid, segments=segments, png=png)))
         return 0
-    headline = f"{_sides(args.shape)} cells: {tokens:,} tokens; > marks {args.curve}"
+    headline = f"{'x'.join(map(str, args.shape))} cells: {tokens:,} tokens; > marks {args.curve}"
     shown = tuple(_table(length, curves, args.curve) for length, curves in by_length.items())
     print(document_text(Document((headline,), shown, method=_LEGEND)))
     if png:
@@ -106,7 +105,3 @@ def _table(length: int, curves: Curves, chosen: str) -> Table:
     header = ("  curve", "near 48", "diameter", "shifted", "diameter", *rates, *counted)
     title = f"segments of {length:,} tokens: {first.segments:,}"
     return Table(title, header, tuple(rows), "\n".join([*notes, reading(curves, chosen)]))
-
-
-def _sides(sides: tuple[int, ...]) -> str:
-    return "x".join(map(str, sides))

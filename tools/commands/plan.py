@@ -47,7 +47,6 @@ pairs and FLOPs by branch, memory by kind, and what each rank sends, computes an
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the pattern's and the call's arguments, those of the job, and those of a simulation."""
     seq_help = "tokens, as 1e9 or 64K (default %(default)s)"
     arguments.add_pattern_arguments(parser, seq=2**20, heads=32, segments=None, seq_help=seq_help)
     arguments.add_call_arguments(parser, dim=128, dtype="bfloat16", train=False)
@@ -77,7 +76,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report, or measure the speeds of a later one."""
     if args.calibrate:
         return calibrate(args)
     report = collect(args)
@@ -243,7 +241,6 @@ def calibrate(args: argparse.Namespace) -> int:
 
 
 def words(speed: Mapping[str, Any]) -> str:
-    """Return the fields of a `Speed` in one line."""
     rates = f"{speed['bandwidth'] / 1e9:,.4g} GB/s each way, {speed['flops'] / 1e12:,.4g} TFLOP/s"
     if not speed["latency"]:
         return rates

@@ -46,7 +46,6 @@ def run(args: argparse.Namespace) -> int:
         written.append(path)
 
     def picture(plot: Plot) -> str | None:
-        """Write the picture of a plot beside the page; return its address."""
         if note:
             return None
         pictures = [path for path in written if path.suffix == ".svg"]

@@ -44,7 +44,6 @@ MIN_TIME = 0.02
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
     arguments.add_pattern_arguments(parser, seq=None, seq_help=f"tokens (default {','.join(map(str, SEQS))})")
     arguments.add_call_arguments(parser, train=False)
     group = parser.add_argument_group("measuring")
@@ -134,7 +133,7 @@ def _measured(args: Namespace, problems: list[Problem]) -> Iterator[tuple[Proble
     from dilkit.tools.measure.implementation import backend_implementations
 
     implementations = backend_implementations(args.backend)
-    runners = [CaseRunner(implementations, args.repeats, MIN_TIME, args.budget) for _ in ("forward", "training")]
+    runners = [CaseRunner(implementations, args.repeats, MIN_TIME, args.budget, matmul_dtype="") for _ in ("forward", "training")]
     with tqdm(problems, unit="problem", file=sys.stderr, disable=None) as bar:
         for problem in bar:
             runner = runners[problem.requires_grad]

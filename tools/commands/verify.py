@@ -45,7 +45,6 @@ LEGEND = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --backend, --device, --pattern, --seq, --heads, --large and --repeats."""
     add_backend_argument(parser, "those to check (default: DILKIT_BACKEND's, else all)")
     parser.add_argument("--device", type=device_here, default="cpu", metavar="cuda:0", help="where to run (default %(default)s)")
     add_written_pattern(parser, "one pattern instead of the problem list: ")
@@ -95,7 +94,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def checked(backends: Sequence[str], cases: Sequence[Case], device: str) -> Iterator[Result]:
-    """Yield the result of each backend on each case."""
     from dilkit.testing.conformance import check
 
     todo = [(backend, case) for case in cases for backend in backends]  # case by case: the oracle's results are used at once

@@ -17,7 +17,7 @@ def print_json(command: str, report: Mapping[str, object]) -> None:
     print(json.dumps({"schema": SCHEMA, "command": command, **report}, allow_nan=False))
 
 
-def table(rows: Iterable[Sequence[str]], indent: int = 2) -> list[str]:
+def table(rows: Iterable[Sequence[str]]) -> list[str]:
     """Return lines with aligned columns; the last column wraps within its own width, so that nothing passes column 100."""
     rows = list(rows)
     if not rows:
@@ -25,7 +25,7 @@ def table(rows: Iterable[Sequence[str]], indent: int = 2) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     lines = []
     for row in rows:
-        lead = " " * indent + "".join(f"{cell:<{width}}  " for cell, width in zip(row, widths, strict=False))
+        lead = "  " + "".join(f"{cell:<{width}}  " for cell, width in zip(row, widths, strict=False))
         lines += wrapped(lead, row[-1])
     return lines
 
@@ -52,7 +52,6 @@ def error_line(error: BaseException) -> str:
 
 
 def in_bytes(count: int | None) -> str:
-    """Return a number of bytes for people."""
     if count is None:
         return "unknown memory"
     size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
@@ -62,7 +61,6 @@ def in_bytes(count: int | None) -> str:
 
 
 def in_seconds(seconds: float) -> str:
-    """Return a time for people."""
     for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if seconds >= unit:
             return f"{seconds / unit:,.3g} {name}" if seconds < 1000 else f"{seconds:,.0f} s"

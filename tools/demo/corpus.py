@@ -41,7 +41,6 @@ class Corpus:
         return _windows(self.held_out, [i * last // max(count - 1, 1) for i in range(count)], context)
 
     def random_windows(self, generator: torch.Generator, count: int, context: int) -> Tensor:
-        """Return windows to train on, `(count, context + 1)`."""
         return _windows(self.train, torch.randint(len(self.train) - context, (count,), generator=generator).tolist(), context)
 
 

@@ -22,7 +22,7 @@ from dilkit.tools.console.text import error_line
 from dilkit.tools.demo.trainer import Run, Task, Trainer, clock, judgements, rows_by_name, run_table
 from dilkit.tools.demo.transformer import TransformerBlock, scale_updates
 from dilkit.tools.report.document import Axis, Table
-from dilkit.tools.report.views import PlotView, run_report, stored
+from dilkit.tools.report.views import PlotView, Report, stored
 from dilkit.tools.results.rows import RowsResult
 
 TITLE, ORDERS, JUDGEMENTS, SEEDS = "dilkit demo --image", ("row-major", "hilbert"), 4, 3
@@ -107,7 +107,6 @@ class FillIn(Task):
         return patches_of(torch.stack(crops)), hide(BATCH, self._generator)
 
     def loss(self, patches: Tensor, hidden: Tensor) -> Tensor:
-        """Return the mean squared error over the hidden patches."""
         return F.mse_loss(self.model(patches, hidden)[hidden], patches[hidden])
 
     def batch(self, spent: float) -> tuple[Tensor, int]:
@@ -146,7 +145,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def outcome(result: RowsResult) -> str:
-    """Return the median loss in either order, and the order that loses less if it does with every seed."""
     if result.interrupted:
         return "not trained to its end: nothing to compare"
     first, second = zip(*losses(result).values(), strict=True)
@@ -157,13 +155,11 @@ def outcome(result: RowsResult) -> str:
 
 
 def losses(result: RowsResult) -> dict[int, list[float]]:
-    """Return by seed the last held-out losses in either order."""
     seeds = () if result.interrupted else result.facts["seeds"]
     return {seed: [judgements(result, f"{order}, seed {seed}")[-1]["loss"] for order in ORDERS] for seed in seeds}
 
 
 def made_tables(result: RowsResult) -> Iterable[Table]:
-    """Yield the last losses by seed, and the facts of the run."""
     rows = tuple((f"{seed}", *map("{:.4f}".format, pair)) for seed, pair in losses(result).items())
     yield Table("Losses", ("seed", *ORDERS), rows)
     task = "{photo}: crops of {grid} x {grid} patches of {patch} x {patch} pixels, {hidden:.0%} of them hidden"
@@ -173,10 +169,13 @@ def made_tables(result: RowsResult) -> Iterable[Table]:
 
 
 AXES = Axis("patches in training", "number", log=False), Axis("held-out loss", "number")
-REPORT = run_report(
-    TITLE, outcome, made_tables, PlotView("Held-out loss", "held out", "tokens", stored("loss"), AXES, "lines").each,
-    "The loss is the mean squared error of the hidden pixels, in units of the picture's variance, on a strip down its middle, "
-    "of which nothing was trained on. For one seed both models start from the same weights, and in each step see the same crops "
-    "with the same patches hidden. The attention alone is given the order, "
-    "`DilatedAttention(pattern, order=dilkit.order((rows, columns)))`; all else stays row-major.",
-)  # fmt: skip
+REPORT = Report(
+    command=TITLE,
+    summary=outcome,
+    tables=(made_tables,),
+    plots=(PlotView("Held-out loss", "held out", "tokens", stored("loss"), AXES, "lines"),),
+    method="The loss is the mean squared error of the hidden pixels, in units of the picture's variance, on a strip down its "
+    "middle, of which nothing was trained on. For one seed both models start from the same weights, and in each step see the "
+    "same crops with the same patches hidden. The attention alone is given the order, `DilatedAttention(pattern, "
+    "order=dilkit.order((rows, columns)))`; all else stays row-major.",
+)

@@ -20,7 +20,7 @@ from dilkit.tools.demo.trainer import LOSS, Run, Trainer, judgements, rows_by_na
 from dilkit.tools.demo.transformer import TextTask, bits_per_byte
 from dilkit.tools.report.document import Axis, Plot, Series, Table
 from dilkit.tools.report.points import plain
-from dilkit.tools.report.views import TableView, fact, of, run_report
+from dilkit.tools.report.views import Report, TableView, fact, of
 from dilkit.tools.results.rows import RowsResult
 
 TITLE = "dilkit demo --llama"
@@ -31,8 +31,6 @@ BEFORE, DILATED, FULL = "full attention at first", "dilated from here on", "full
 
 
 class LlamaTask(TextTask):
-    """The next byte of a text, by a Llama of transformers."""
-
     def loss(self, windows: Tensor) -> Tensor:
         return bits_per_byte(self.model(input_ids=windows[:, :-1].long()).logits, windows)
 
@@ -59,7 +57,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def outcome(result: RowsResult) -> str:
-    """Return the losses after full attention, right after the conversion, and at the end of both trainings."""
     before, dilated, full = ([point["loss"] for point in judgements(result, name)] for name in (BEFORE, DILATED, FULL))
     if not (before and dilated and full):
         return "not trained to its end: nothing to compare"
@@ -75,8 +72,6 @@ LOSSES = TableView("Held-out bits per byte", "held out", COLUMNS, timed=False, w
 
 
 def made_tables(result: RowsResult) -> Iterable[Table]:
-    """Yield losses by tokens, the converted layers, and the facts of the run."""
-    yield LOSSES.made(result)
     converted = enumerate(result.facts["converted"])
     yield Table("What was converted", ("layer", "what"), tuple((f"{i}", line) for i, line in converted))
     trained = [(who, f"{row.values['steps']:,} steps") for who, row in rows_by_name(result, "training").items()]
@@ -97,10 +92,13 @@ def loss_plots(result: RowsResult) -> Iterable[Plot]:
     yield Plot("From there on, closer", "lines", after, (bytes_read, closer))
 
 
-REPORT = run_report(
-    TITLE, outcome, made_tables, loss_plots,
-    "Bits per byte are the mean over windows of {context:,} bytes of files that were never trained on. The Llama has random "
-    "weights at first, and learns with transformers' own attention (sdpa). Then one copy is converted by "
+REPORT = Report(
+    command=TITLE,
+    summary=outcome,
+    tables=(LOSSES, made_tables),
+    plots=(loss_plots,),
+    method="Bits per byte are the mean over windows of {context:,} bytes of files that were never trained on. The Llama has "
+    "random weights at first, and learns with transformers' own attention (sdpa). Then one copy is converted by "
     "dilkit.integrations.transformers.convert, another stays as it is, and both go on from the same weights, with the same "
     "windows in the same order, the same learning rates and a new optimizer.",
-)  # fmt: skip
+)

@@ -25,7 +25,7 @@ from dilkit.tools.demo.corpus import Corpus, load_text
 from dilkit.tools.demo.trainer import Run, Trainer, clock, judgements, rows_by_name, run_table, shared_clock, whole
 from dilkit.tools.demo.transformer import ModelConfig, TextTask, seeded_model
 from dilkit.tools.report.document import Axis, Table
-from dilkit.tools.report.views import PlotView, run_report, stored
+from dilkit.tools.report.views import PlotView, Report, stored
 from dilkit.tools.results.rows import CaseRows, Row, RowsResult, cases_of
 
 TITLE = "dilkit demo --ranks"
@@ -162,7 +162,6 @@ def _apart(name: str, case: CaseRows) -> float:
 
 
 def outcome(result: RowsResult) -> str:
-    """Return how far the trainings are apart."""
     differences, facts = rows_by_name(result, "differences"), result.facts
     if not differences:
         return "not trained to their ends: nothing to compare"
@@ -177,7 +176,6 @@ LOSSES = PlotView("The same training, in one process too", "steps", "step", stor
 
 
 def made_tables(result: RowsResult) -> Iterable[Table]:
-    """Yield differences, and the facts of the run."""
     facts, rows = result.facts, []
     for name, row in rows_by_name(result, "differences").items():
         verdict = "MORE THAN ROUNDING" if row.verdict == "wrong" else "rounding"
@@ -192,9 +190,12 @@ def made_tables(result: RowsResult) -> Iterable[Table]:
     yield run_table(result, after)
 
 
-REPORT = run_report(
-    TITLE, outcome, made_tables, LOSSES.each,
-    "On {layout} ranks, each replica reads a window of {context:,} bytes in a step, whose rows are cut over {ranks}; FSDP2 "
-    "shards the parameters over these and copies them over the replicas. One process computes the same windows whole, with the "
-    "same weights at first. A loss is in bits per byte and before the step; tools/demo/ranks.py explains the bounds.",
-)  # fmt: skip
+REPORT = Report(
+    command=TITLE,
+    summary=outcome,
+    tables=(made_tables,),
+    plots=(LOSSES,),
+    method="On {layout} ranks, each replica reads a window of {context:,} bytes in a step, whose rows are cut over {ranks}; "
+    "FSDP2 shards the parameters over these and copies them over the replicas. One process computes the same windows whole, "
+    "with the same weights at first. A loss is in bits per byte and before the step; tools/demo/ranks.py explains the bounds.",
+)

@@ -22,7 +22,7 @@ from dilkit.tools.measure.implementation import backend_implementations
 from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.report import views
 from dilkit.tools.report.document import Axis, Table
-from dilkit.tools.report.views import PlotView, TableView, fact, of, run_report
+from dilkit.tools.report.views import PlotView, Report, TableView, fact, of
 from dilkit.tools.results.rows import Row, RowsResult
 
 TITLE = "dilkit demo"
@@ -65,7 +65,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def time_attention(problems: dict[str, Problem], backends: dict[str, Any], tokens: int) -> Iterator[Row]:
-    """Time attention alone, dilated and dense, forward and backward, each by the backend that is picked for it."""
     problems = {kind: replace(problem, seq=tokens) for kind, problem in problems.items()}
     inputs, calls = Tensors.random(problems[DILATED]), {}
     for kind, problem in problems.items():
@@ -102,7 +101,6 @@ def time_generation(model: ByteTransformer, tokens: int) -> Iterator[Row]:
 
 
 def outcome(result: RowsResult) -> str:
-    """Return held-out bits per byte before and after, and the speed."""
     training, points = rows_by_name(result, "training")["text"].values, judgements(result, "text")
     if len(points) < 2:
         return "held out: not judged after training"
@@ -118,14 +116,14 @@ TRAINING = (
 )
 PEAK = views.value("peak_bytes", "memory", "bytes")
 LENGTHS = (
-    views.label("tokens", "{tokens:,}"),
+    fact("tokens", template="{:,}"),
     *(of(kind, views.TIME) for kind in (DILATED, DENSE)),
     *views.speed_up_columns(DILATED),
     *(of(kind, PEAK, f"{kind} memory") for kind in (DILATED, DENSE)),
 )
 RATE = views.Column("bytes/s", lambda row, case: f"{1 / row.median_s:,.1f}")
 GENERATION = (
-    views.label("after", "{tokens:,}"),
+    fact("tokens", "after", "{:,}"),
     *(column for who in (CACHED, AGAIN) for column in (of(who, views.TIME), of(who, RATE, "bytes/s"))),
     *views.speed_up_columns(CACHED),
 )
@@ -142,8 +140,6 @@ PLOTS = (
 
 
 def made_tables(result: RowsResult) -> Iterable[Table]:
-    """Yield the course of training, dilated beside dense attention, generation, and the facts of the run."""
-    yield from (view.made(result) for view in TABLES)
     facts = result.facts
     length = f"{facts['steps']:,} steps" if facts["steps"] else f"{facts['minutes']:g} minutes"
     windows = "{short_window:,} bytes for the first {short_share:.0%} of training, then {context:,}; held out always {context:,}"
@@ -154,11 +150,14 @@ def made_tables(result: RowsResult) -> Iterable[Table]:
     yield run_table(result, after)
 
 
-REPORT = run_report(
-    TITLE, outcome, made_tables, lambda result: (plot for view in PLOTS for plot in view.each(result)),
-    "Held-out bits per byte are the mean over {windows} windows of {context:,} bytes of files that were never trained on. "
+REPORT = Report(
+    command=TITLE,
+    summary=outcome,
+    tables=(*TABLES, made_tables),
+    plots=PLOTS,
+    method="Held-out bits per byte are the mean over {windows} windows of {context:,} bytes of files that were never trained on. "
     "Attention alone is measured forward and backward: 1 sequence, {heads} heads x {head_dim}, causal, {dtype}; dilated is the "
     "model's pattern, computed by {dilated}, dense is every earlier token, computed by {dense}. Time is the median of at most 5 "
     "calls taken in turns, memory the peak beyond what was held before the call. Generation is the whole model's time for one "
     "byte more, after a text of about that length: with a cache in each layer, or by computing every row of the text again.",
-)  # fmt: skip
+)

@@ -87,7 +87,6 @@ class Trainer:
                 yield self.points[-1]
 
     def step(self) -> float:
-        """Train on one batch; return its loss."""
         started, spent = time.perf_counter(), self.spent
         cosine = 0.5 * (1 + math.cos(math.pi * spent))
         for group in self._optimizer.param_groups:
@@ -145,7 +144,6 @@ class Run(AbstractContextManager["Run"]):
         return interrupted
 
     def result(self, interrupted: bool) -> RowsResult:
-        """Return the result so far."""
         rows = list[Row]()
         for name, trainer in self.trainers.items():
             values = {fact: getattr(trainer, fact) for fact in ("tokens", "seconds", "threads", "curve")}
@@ -182,12 +180,10 @@ def run_table(result: RowsResult, after: Iterable[document.Row], about: document
 
 
 def rows_by_name(result: RowsResult, table: str) -> dict[str, Row]:
-    """Return the rows of a table that has one case."""
     return {row.who: row for row in result.rows if row.table == table}
 
 
 def judgements(result: RowsResult, who: str) -> list[dict[str, Any]]:
-    """Return the judgements of a training, in their order."""
     return [row.values for row in result.rows if row.table == "held out" and row.who == who]
 
 
@@ -195,5 +191,4 @@ LOSS = fact("loss", template="{:.3f}")
 
 
 def clock(seconds: float) -> str:
-    """Return minutes and seconds."""
     return "{}:{:02}".format(*divmod(round(seconds), 60))

@@ -42,7 +42,6 @@ class ModelConfig:
         return Pattern([256, 1024, max(self.context, 32)], [1, 4, 32])
 
     def problem(self) -> Problem:
-        """Return the attention problem of every layer in training."""
         sizes: Any = dict(seq=self.context, heads=self.heads, head_dim=self.width // self.heads)
         return Problem(pattern=self.pattern, device=probe("cpu"), is_causal=True, requires_grad=True, **sizes)
 
@@ -88,7 +87,6 @@ class ByteTransformer(nn.Module):
         scale_updates(blocks, 0.3)
 
     def caches(self) -> list[DilatedCache]:
-        """Return empty caches, one a layer."""
         return [DilatedCache(self.config.pattern, self.config.heads) for _ in self.blocks]
 
     def forward(self, bytes_: Tensor, caches: Sequence[DilatedCache] | None = None) -> Tensor:
@@ -100,7 +98,6 @@ class ByteTransformer(nn.Module):
 
 
 def seeded_model(config: ModelConfig, seed: int, comm: Comm | None = None) -> ByteTransformer:
-    """Return a model whose weights `seed` decides."""
     torch.manual_seed(seed)
     return ByteTransformer(config, comm)
 
@@ -123,12 +120,10 @@ class TextTask(Task):
         self.held_out, self._generator = corpus.held_out_windows(context), torch.Generator().manual_seed(seed)
 
     def windows(self, spent: float) -> Tensor:
-        """Return the next random windows, `(count, seq + 1)`."""
         seq = self.short_window if spent < self.short_share else self.context
         return self.corpus.random_windows(self._generator, self.count, seq)
 
     def loss(self, windows: Tensor) -> Tensor:
-        """Return the bits per byte of windows `(n, seq + 1)`."""
         return bits_per_byte(self.model(windows[:, :-1]), windows)
 
     def batch(self, spent: float) -> tuple[Tensor, int]:
@@ -141,7 +136,6 @@ class TextTask(Task):
 
 
 def save_model(model: ByteTransformer, path: Path) -> None:
-    """Write the model as `load_model` reads it."""
     with files.replacing(path) as file:
         torch.save(dict(config=asdict(model.config), weights=model.state_dict()), file)
 

@@ -16,8 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, unflatten
 
-from dilkit.backends.flex.blocks import BLOCK, blocks_of, ended, listed
-from dilkit.backends.flex.pairs import counter, shown_by_several
 from dilkit.backends.sdpa.kernels import KERNELS, SdpaKernel
 from dilkit.pattern import DilatedSegment, Pattern
 from dilkit.problem import Problem
@@ -149,22 +147,11 @@ def _compiled(problem: Problem, device: torch.device) -> Callable[..., Tensor]:
     """
     from torch.nn.attention import flex_attention as flex
 
-    count = counter(problem.forms, problem.seq, device)
-
-    def sees(b: Any, h: Any, i: Any, j: Any) -> Any:
-        seen = count(h, i, j) > 0
-        return seen & (i >= j) if problem.is_causal else seen
-
-    def weigh(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
-        return score + torch.log(count(h, i, j).to(torch.float32))
-
-    # The blocks in which a query may see a key: no matrix of seq**2 is made.
-    of_whole_blocks = blocks_of(problem.forms, -(-problem.seq // BLOCK) * BLOCK, problem.heads, problem.is_causal)
-    some, whole = (x[None].to(device) for x in ended(*of_whole_blocks, problem.seq))
-    sizes: dict[str, Any] = dict(BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(problem.seq, problem.seq))
-    blocks = flex.BlockMask.from_kv_blocks(*listed(some & ~whole), *listed(whole), **sizes)
-    options: dict[str, Any] = dict(scale=problem.scale, enable_gqa=problem.kv_heads != problem.heads, block_mask=blocks)
-    options |= dict(score_mod=weigh) if shown_by_several(problem) else {}
+    sizes: dict[str, Any] = dict(kv_heads=problem.kv_heads, is_causal=problem.is_causal, device=device)
+    pattern = problem.pattern
+    options: dict[str, Any] = dict(scale=problem.scale, enable_gqa=problem.kv_heads != problem.heads)
+    options |= dict(block_mask=pattern.block_mask(problem.seq, problem.heads, **sizes))
+    options |= dict(score_mod=pattern.score_mod(problem.seq, problem.heads, **sizes))
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out: Tensor = flex.flex_attention(q, k, v, **options)

@@ -25,7 +25,7 @@ from dilkit.testing.tensors import Tensors
 from dilkit.tools.console.text import error_line
 from dilkit.tools.measure.ceilings import Ceilings
 from dilkit.tools.measure.implementation import Implementation
-from dilkit.tools.measure.timing import Call, time_interleaved
+from dilkit.tools.measure.timing import Call, clock_of, time_interleaved
 from dilkit.tools.results.rows import NOTHING, Entries, Row
 
 AGREEMENT = 1e-4
@@ -47,7 +47,7 @@ CaseFields = dict[str, Any]
 class CaseRunner:
     """Implementations, the method, and how long each took at earlier lengths, by which the next ones are expected to last.
 
-    `budget`: seconds that one call may be expected to take; `matmul_dtype`: another dtype than the problem's.
+    `budget`: seconds that one call may be expected to take; `matmul_dtype`: another dtype than the problem's, "" for no matmul.
     """
 
     implementations: Sequence[Implementation]
@@ -63,7 +63,7 @@ class CaseRunner:
         device = problem.device.type
         posed = {one.name: (one, problem) for one in self.implementations}
         timer = partial(time_interleaved, repeats=self.repeats, warmup=0, min_time=self.min_time, device=device)
-        ceilings = partial(Ceilings, self.matmul_dtype or problem.dtype, device)
+        ceilings = partial(Ceilings, problem.dtype if self.matmul_dtype is None else self.matmul_dtype, device)
         fields = compare(posed, timer, ceilings, self._admit, memory_too=True)
         for name, entry in fields["entries"].items():
             if entry.samples:
@@ -77,9 +77,8 @@ class CaseRunner:
             return entry
         try:
             if implementation.name not in self.last:
-                start = perf_counter()
-                implementation.once(inputs, problem)
-                if (seconds := perf_counter() - start) > self.budget:
+                call = partial(implementation.once, inputs, problem)
+                if (seconds := clock_of(problem.device.type)(call, 1)) > self.budget:
                     return replace(entry, verdict="skipped", reasons=(over_budget("took", seconds, self.budget),))
             return entry.knowing(differs=difference(implementation, problem, inputs))
         except Exception as error:
@@ -233,7 +232,6 @@ def checked(checks: Sequence[Check], once: Row = UNTIMED) -> Row:
 
 
 def failed(error: Exception) -> Row:
-    """Return the entry of an implementation that raised."""
     return Row(verdict="failed", reasons=(error_line(error),))
 
 
@@ -266,7 +264,6 @@ def output_bytes(problem: Problem) -> int:
 
 
 def results_bytes(problem: Problem) -> int:
-    """Return the size of out and lse."""
     return output_bytes(problem) + 4 * problem.batch * problem.heads * problem.seq
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -10,7 +11,9 @@ from typing import Any
 from dilkit.tools.measure.timing import Call, clock_of
 from dilkit.tools.results.rows import Row
 
-MATMUL_SIZE = {"cpu": 2048, "cuda": 4096}
+MATMUL_SIZE = {"cpu": 2048, "cuda": 8192}
+_IN_A_ROW = 0.01
+"""Seconds of matmuls in a row on CUDA: that of one by itself varied by a factor of two within a run on an H200."""
 _MATMUL_BUDGET = 2.0
 """Seconds one matmul may take before a smaller one is measured instead."""
 ROUNDS = 1 << 23
@@ -26,37 +29,44 @@ class Ceilings:
 
     def __init__(self, dtype: str | None = None, device: str = "cpu") -> None:
         self.calls: dict[str, Call] = {}
-        self._amounts: dict[str, tuple[float, dict[str, Any]]] = {}
+        self._amounts: dict[str, tuple[float, int, dict[str, Any]]] = {}
         if device == "cpu" and (multiply_adds := _multiply_adds()):
             flops, self.calls["ceiling fma"] = multiply_adds
-            self._amounts["fma"] = flops, {}
+            self._amounts["fma"] = flops, 1, {}
         if dtype:
-            size, self.calls["ceiling matmul"] = square_matmul(dtype, device)
-            self._amounts["matmul"] = 2 * size**3, dict(size=size, dtype=dtype)
+            size, count, self.calls["ceiling matmul"] = square_matmuls(dtype, device)
+            self._amounts["matmul"] = 2 * size**3, count, dict(size=size, dtype=dtype)
 
     def rates(self, timed: Mapping[str, Row]) -> dict[str, Row]:
         """Return what was reached, in GFLOP/s."""
         rates = {}
-        for name, (flops, sizes) in self._amounts.items():
-            samples = timed[f"ceiling {name}"]
-            rates[name] = Row(values=dict(gflops=1e-9 * flops / samples.median_s, **sizes)).timed(samples)
+        for name, (flops, count, sizes) in self._amounts.items():
+            together = timed[f"ceiling {name}"]
+            row = Row(samples=tuple(sample / count for sample in together.samples), calls=count * together.calls)
+            rates[name] = row.knowing(gflops=1e-9 * flops / row.median_s, **sizes)
         return rates
 
 
-def square_matmul(dtype: str, device: str) -> tuple[int, Call]:
-    """Return `(size, multiply)`: a matmul of random matrices to time beside others, of `MATMUL_SIZE`.
+def square_matmuls(dtype: str, device: str) -> tuple[int, int, Call]:
+    """Return `(size, count, multiply)`: matmuls of a random matrix of `MATMUL_SIZE` to time beside others, on CUDA many in a row.
 
     The size is halved until one product takes less than two seconds: half precision has no fast matmul on many CPUs.
     """
     import torch
 
-    size = MATMUL_SIZE.get(device, MATMUL_SIZE["cpu"])
+    size, clock = MATMUL_SIZE.get(device, MATMUL_SIZE["cpu"]), clock_of(device)
     probe = torch.ones(size // 8, size // 8, dtype=getattr(torch, dtype), device=device)
-    expected = clock_of(device)(lambda: probe @ probe, 2) / 2 * 8**3
+    probe @ probe  # the first product loads torch's library
+    expected = clock(lambda: probe @ probe, 2) / 2 * 8**3
     while expected > _MATMUL_BUDGET and size > 256:
         size, expected = size // 2, expected / 8
-    left = torch.randn(size, size, device=device).to(getattr(torch, dtype))
-    return size, lambda: left @ left
+    generator = torch.Generator(device)  # torch's own one may refuse after a CUDA graph whose capture failed
+    left = torch.randn(size, size, generator=generator, device=device).to(getattr(torch, dtype))
+    if device != "cuda":
+        return size, 1, lambda: left @ left
+    out = left @ left
+    count = max(2, math.ceil(_IN_A_ROW / clock(lambda: torch.mm(left, left, out=out), 1)))
+    return size, count, lambda: [torch.mm(left, left, out=out) for _ in range(count)]
 
 
 def _multiply_adds() -> tuple[float, Call] | None:

@@ -45,12 +45,10 @@ def rank_speed(comm: Comm, problem: Problem, repeats: int = 5) -> Speed:
     import torch
 
     def median_seconds(call: Callable[[], Any]) -> float:
-        """The median time of the slowest rank, after a call that does not count."""
         call()
         return statistics.median(seconds_of(comm, call) for _ in range(repeats))
 
     def exchange(count: int) -> None:
-        """Send `count` bytes to each rank, and wait for as many from each."""
         counts = [1] * comm.size
         comm.exchange(torch.ones(comm.size, count, dtype=torch.uint8), counts, counts, "measuring links").wait()
 

@@ -36,7 +36,6 @@ class RanksCall:
 
     @property
     def flops(self) -> float:
-        """Nominal FLOPs of the whole problem."""
         return self.problem.flops() * (1 + BACKWARD_FLOPS * self.problem.requires_grad)
 
     def shard(self) -> Tensors:
@@ -45,7 +44,6 @@ class RanksCall:
         return Tensors.random(replace(self.problem, seq=rows), seed=self.comm.rank)
 
     def part(self, whole: Tensors) -> Tensors:
-        """This rank's rows of `whole`."""
         from dilkit.comm import shard
 
         pattern, grad = self.problem.pattern, self.problem.requires_grad
@@ -54,7 +52,6 @@ class RanksCall:
         return Tensors(q, k, v, mask, shard(whole.dout, self.comm, pattern))
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """`out` and `lse` of this rank's rows."""
         from dilkit.comm import ring_dilated_attention
 
         p = self.problem
@@ -71,7 +68,6 @@ class RanksCall:
             return differentiated(self.forward, inputs, self.problem.requires_grad)
 
     def together(self, whole: Tensors) -> Results:
-        """The results of all ranks for `whole`, put together."""
         from dilkit.comm import unshard
 
         parts = self.once(self.part(whole))
@@ -92,7 +88,6 @@ class RanksCall:
         return dict(sent_bytes=sent, planned_bytes=[*self.planned_bytes()])
 
     def check(self) -> tuple[Check, ...]:
-        """Compare the results of all ranks with the oracle, on a shortened problem."""
         short = replace(self, problem=shortened(self.problem))
         return () if short.problem.seq < self.comm.size else short.check_whole()
 
@@ -115,7 +110,6 @@ def judged(checks: tuple[Check, ...], counted: Mapping[str, Sequence[int]], time
 
 
 def plan_of(problem: Problem, ranks: int, schedule: str = "auto", fuse_branches: bool = True, keep: str = "rows") -> ExchangePlan:
-    """The exchange plan of a problem over so many ranks."""
     from dilkit.comm import exchange_plan, shard_cuts
 
     cuts = shard_cuts(problem.seq, ranks, problem.pattern)

@@ -85,5 +85,4 @@ def plots(*made: Plot) -> tuple[Plot, ...]:
 
 
 def tables(*made: Table) -> tuple[Table, ...]:
-    """Return tables that have rows."""
     return tuple(table for table in made if table.rows)

@@ -12,7 +12,6 @@ Picture = Callable[[Plot], str | None]
 
 
 def markdown(sections: Iterable[Section], picture: Picture, note: str = "") -> str:
-    """Return all sections as a page."""
     parts = ["# Measurements", *[escaped(note)] * bool(note)]
     for section in sections:
         parts += [f"## {escaped(section.name)}", document_markdown(section.document, picture, level=3)]
@@ -34,7 +33,6 @@ def document_markdown(document: Document, picture: Picture = lambda plot: None, 
 
 
 def table_markdown(table: Table) -> str:
-    """Return the rows of a table, and the note below it."""
     rows = rows_markdown([[escaped(cell) for cell in row] for row in (table.header, *table.rows)])
     return f"{rows}\n\n{escaped(table.note)}" if table.note else rows
 

@@ -50,7 +50,6 @@ _STYLE: Any = {
 
 
 def svg(plot: Plot) -> str:
-    """Return the picture as the text of an SVG file."""
     file, plot = io.StringIO(), _drawable(plot)
     with new_figure(WIDTH, _height(plot)) as figure:
         _draw(figure, plot)

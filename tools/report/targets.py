@@ -40,7 +40,6 @@ def _listed(figure: Figure) -> str:
 
 
 def worst_first(figure: Figure) -> list[str]:
-    """Return all values, each with its case."""
     values = sorted(figure.values.items(), key=lambda item: item[1], reverse=figure.lower)
     return [f"{_shown(figure, value)}{f' ({what})' * bool(what)}" for what, value in values]
 

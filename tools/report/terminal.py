@@ -9,12 +9,10 @@ from dilkit.tools.report.document import Document, Section
 
 
 def text(sections: Iterable[Section]) -> str:
-    """Return all sections, each under the name of its file."""
     return "\n\n".join(f"== {one.name} ({one.kind})\n{document_text(one.document)}" for one in sections)
 
 
 def document_text(document: Document) -> str:
-    """Return one document."""
     lines = [*document.headline]
     for table in document.tables:
         lines += ["", table.title, *(f"  {line}" for line in aligned([table.header, *table.rows]))]

@@ -38,11 +38,6 @@ def fact(name: str, header: str = "", template: str = "{}") -> Column:
     return Column(header or name, lambda row, case: _known(row.case.get(name, row.values.get(name)), template.format))
 
 
-def label(header: str, template: str) -> Column:
-    """Return a column of facts of the case filled into `template`, such as "{seq:,} tokens"."""
-    return Column(header, lambda row, case: case.label(template))
-
-
 def value(name: str, header: str, unit: str = "number") -> Column:
     """Return a column of a value of the row in a unit of `UNITS`; "-" where it is unknown."""
     return Column(header, lambda row, case: _known(row.values.get(name), UNITS[unit]))
@@ -78,7 +73,7 @@ OF_MATMUL = Column(
 
 def time(row: Row, case: CaseRows) -> Point | None:
     """Return the median time with its interval."""
-    return sampled("", row.samples) if row.samples else None
+    return sampled(row.samples) if row.samples else None
 
 
 def stored(name: str) -> Measure:
@@ -92,7 +87,7 @@ def faster(ours: str) -> Measure:
     def measure(row: Row, case: CaseRows) -> Point | None:
         if row.who == ours or not case.timed(row.who, ours):
             return None
-        return speed_up("", row.samples, case.rows[ours].samples)
+        return speed_up(row.samples, case.rows[ours].samples)
 
     return measure
 
@@ -135,7 +130,6 @@ class TableView:
         return self._table(self.title, self._rows(result))
 
     def each(self, result: RowsResult) -> list[Table]:
-        """Return the tables of a result, one for each title."""
         titled: dict[str, list[tuple[Row, CaseRows]]] = {}
         for row, case in self._rows(result):
             titled.setdefault(self.title.format(**_facts(row)), []).append((row, case))
@@ -182,7 +176,6 @@ class PlotView:
     who: tuple[str, ...] = ()
 
     def each(self, result: RowsResult) -> list[Plot]:
-        """Return the plots of a result, one for each title."""
         titled: dict[str, dict[str, list[Point]]] = {}
         for row, case in _rows(result, self):
             if point := self.measure(row, case):
@@ -212,9 +205,9 @@ class Report:
         command: that of a run whose headline is the summary behind it, and where it ran, in two lines.
     """
 
-    place: str
     tables: tuple[TableView | Callable[[RowsResult], Iterable[Table]], ...]
     plots: tuple[PlotView | Callable[[RowsResult], Iterable[Plot]], ...] = ()
+    place: str = ""
     method: str = ""
     sentences: Mapping[str, str] = field(default_factory=dict)
     notes: Callable[[RowsResult], Iterable[str]] = lambda result: ()
@@ -225,7 +218,6 @@ class Report:
     command: str = ""
 
     def document(self, *results: RowsResult) -> Document:
-        """Return the document of a result."""
         return self.made(results[0], figure_table(results[0].figures))
 
     def made(self, result: RowsResult, figures: Table) -> Document:
@@ -240,10 +232,9 @@ class Report:
 
     def all_notes(self, result: RowsResult) -> tuple[str, ...]:
         """Return notes on implementations that were not measured, then further ones."""
-        return (*(not_measured(result) if not self.command else ()), *self.notes(result))
+        return (*([] if self.command else not_measured(result)), *self.notes(result))
 
     def sentence(self, *results: RowsResult) -> str:
-        """Return the sentence on docs/measurements.md."""
         if self.summary:
             outcome = self.summary(results[0])
             return placed(results[0], outcome) if self.command else outcome
@@ -295,18 +286,3 @@ def _rows(result: RowsResult, view: TableView | PlotView) -> Iterator[tuple[Row,
 
 def _facts(row: Row) -> dict[str, Any]:
     return row.case | row.values | dict(who=row.who)
-
-
-def run_report(
-    command: str,
-    outcome: Callable[[RowsResult], str],
-    tables: Callable[[RowsResult], Iterable[Table]],
-    plots: Callable[[RowsResult], Iterable[Plot]],
-    method: str,
-    notes: Callable[[RowsResult], Iterable[str]] = lambda result: (),
-) -> Report:
-    """Return the report of a run that trains or judges: its `command`, such as "dilkit demo", and functions of its result.
-
-    `outcome` returns the sentence of the headline and of docs/measurements.md.
-    """
-    return Report("", (tables,), (plots,), method, notes=notes, command=command, summary=outcome)

@@ -47,7 +47,6 @@ class Row:
             raise ValueError(f"samples: {min(self.samples)} s; all must be positive")
 
     def timed(self, time: Row) -> Row:
-        """Return the row with the samples of another."""
         return replace(self, samples=time.samples, calls=time.calls)
 
     def knowing(self, **values: Any) -> Row:
@@ -89,7 +88,6 @@ class CaseRows:
         return all(name in self.rows and self.rows[name].samples for name in names)
 
     def ratio(self, slow: str, fast: str) -> float:
-        """Return the median time of `slow` over that of `fast`."""
         return self.rows[slow].median_s / self.rows[fast].median_s
 
     def label(self, template: str) -> str:
@@ -112,7 +110,6 @@ class Figure:
 
     @property
     def worst(self) -> float | None:
-        """The value that decides on the verdict."""
         return (max if self.lower else min)(self.values.values(), default=None)
 
 
@@ -169,5 +166,4 @@ def rows_of(
 
 
 def row_of(table: str, case: Mapping[str, Any], who: str, row: Row, **values: Any) -> Row:
-    """Return the row of one implementation in its place, with more `values`."""
     return replace(row, table=table, case=dict(case), who=who, values=row.values | values)

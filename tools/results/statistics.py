@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,11 +32,6 @@ def ratio_interval(above: Sequence[float], below: Sequence[float]) -> Interval:
     if min(len(above), len(below)) < LEAST:
         return float(over.min() / under.max()), float(over.max() / under.min())
     return _between(over / under)
-
-
-def ratio(above: Sequence[float], below: Sequence[float]) -> float:
-    """Return median(above) / median(below)."""
-    return statistics.median(above) / statistics.median(below)
 
 
 def _medians(samples: Sequence[float], seed: int) -> Any:

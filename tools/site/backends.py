@@ -10,19 +10,26 @@ from dilkit.backend import COUNT, Backend, Limits
 from dilkit.device import GENERATIONS, Device
 from dilkit.pattern.lowering import Segments, lower
 from dilkit.problem import DTYPES, Problem
-from dilkit.selection.preference_table import table_preference
+from dilkit.selection.preference_table import TABLE, table_preference
 from dilkit.selector import trace
 from dilkit.tools.commands.info import BY_CALL, SEQ, examples
 from dilkit.tools.report.markdown import rows_markdown
 
-FLAGS = {"causal": "causal", "key_padding_mask": "key padding masks", "gradients": "gradients", "varlen": "packed sequences"}
+FLAGS = {
+    "causal": "causal",
+    "key_padding_mask": "key padding masks",
+    "gradients": "gradients",
+    "varlen": "packed sequences",
+    "query_offset": "other queries than keys",
+}
 FLAGS |= {"kv_cache": "cache of all keys", "dropout": "dropout", "softcap": "softcap", "biases": "biases"}
 FLAGS |= {"grouped_heads": "grouped heads", "head_ranges": "head ranges"}
 """Limits of a backend that allow a feature of calls."""
-PATTERN = Pattern([2048, 4096, 8192, 16384], [1, 2, 4, 8])
+PICKED_PATTERNS = {
+    "A": Pattern([2048, 4096, 8192, 16384, 32768], [1, 2, 4, 8, 16]),
+    "window": Pattern.longformer(512, global_tokens=64),
+}
 PICKED_DTYPES = ("float16", "bfloat16", "float32")
-OTHER_KERNELS = ("flash_attn", "flash_attn_interface")
-"""Libraries that would change the picks where they are installed."""
 
 
 def own_backends() -> list[Backend]:
@@ -63,20 +70,27 @@ def _gaps(limits: Limits) -> list[str]:
 
 
 def pick_table(root: Path) -> str:
-    """Return the backend picked for training on each GPU generation, with torch and no other library of kernels."""
-    rows: list[tuple[str, ...]] = [("device", "architecture, for example", *PICKED_DTYPES)]
+    """Return the backend picked on each GPU generation, without other libraries of kernels, and all rows."""
+    rows: list[tuple[str, ...]] = [("device", "architecture, for example", "pattern", *PICKED_DTYPES)]
     names = {"sm_{}{}".format(*one.capability): f"{one.architecture}, {one.example}" for one in GENERATIONS}
     for name, example in {**names, "gfx942": "AMD CDNA 3, MI300X"}.items():
-        rows.append((f"`{name}`", example, *(_pick(Device.assume(name), dtype) for dtype in PICKED_DTYPES)))
-    return rows_markdown(rows)
+        for called, pattern in PICKED_PATTERNS.items():
+            cells = []
+            for dtype in PICKED_DTYPES:
+                picks = [_pick(pattern, Device.assume(name), dtype, training) for training in (False, True)]
+                cells.append("; training: ".join(dict.fromkeys(picks)))
+            rows.append((f"`{name}`", example, called, *cells))
+    reasons = [("row", "problems", "comes first", "why", "basis")]
+    reasons += [(str(n), row.where, f"`{row.order[0]}`", row.why, row.basis) for n, row in enumerate(TABLE, 1)]
+    return f"{rows_markdown(rows)}\n\n{rows_markdown(reasons)}"
 
 
-def _pick(device: Device, dtype: str) -> str:
-    problem = Problem(
-        pattern=PATTERN, seq=131072, heads=8, head_dim=64, dtype=dtype, device=device, is_causal=True, requires_grad=True
-    )
-    with mock.patch.object(backend, "_installed", lambda module: module not in OTHER_KERNELS):
+def _pick(pattern: Pattern, device: Device, dtype: str, training: bool) -> str:
+    """Return the backend that is picked, its kernel, and the number of the row of the preference table that decides."""
+    problem = Problem(pattern=pattern, seq=131072, heads=8, head_dim=64, dtype=dtype, device=device, requires_grad=training)
+    with mock.patch.object(backend, "_installed", lambda module: not module.startswith("flash_attn")):
         traced = trace(problem, {b.name: b for b in own_backends()}, (), table_preference(problem))
     decided = traced.decisions[0]
     detail = decided.detail.partition(";")[0]  # beyond that, why not something else
-    return f"`{decided.name}` ({detail})" if detail else f"`{decided.name}`"
+    number = next(number for number, row in enumerate(TABLE, 1) if row.fits(problem))
+    return f"`{decided.name}`{f' ({detail})' * bool(detail)} {number}"

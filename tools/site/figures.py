@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import os
+import re
+from collections import Counter
 from pathlib import Path
 
 from dilkit.tools.report import registry
-from dilkit.tools.report.markdown import document_markdown
+from dilkit.tools.report.markdown import document_markdown, rows_markdown
+from dilkit.tools.results.rows import RowsResult
 
 NOTHING = "Nothing has been measured for this version yet."
 PAGES = {"costs": "../gpu-costs.md", "ptx": "../gpu-kernels.md"}
 """Pages of results that are not beside them."""
 SIDE_BY_SIDE = ("cpu",)
 """Suites that have a file for each machine, shown together."""
+ON_GPUS = ("cupy_raw", "triton", "numba_cuda", "sdpa", "flex")
+_NAMED = re.compile(rf"(?<![\w:])(?:sdpa:(?:cudnn|flash[34]?|memory-efficient)|{'|'.join(ON_GPUS)})(?![\w:])")
+CALLS = {"launch": "every kernel once", "graph": "CUDA graphs", "stream": "side streams", "compile": "compiled code"}
+CALLS |= {"ranks": "ranks on one GPU", "second device": "a second GPU", "nccl": "NCCL", "step": "steps of decoding"}
+"""Calls, by a part of the names of tests that make them."""
 
 
 def sentence(folder: Path, name: str) -> str:
-    """Return the sentence on the result `name`."""
     path = folder / f"{name}.json"
     return registry.sentence_of(path) if path.exists() else NOTHING
 
@@ -55,14 +62,33 @@ def measurements(folder: Path) -> str:
 
 
 def whole(folder: Path, name: str, level: int = 2) -> str:
-    """Return the document of the result `name`, its tables under headings of this level."""
     paths = _sections(folder).get(name)
     return document_markdown(registry.document_of(*paths), level=level) if paths else NOTHING
 
 
+def gpu_runs(folder: Path) -> str:
+    """Return what the results of each GPU in `folder` hold of each backend, and what none of them holds."""
+    runs: dict[tuple[str, str], Counter[str]] = {}
+    for result in map(registry.read, sorted(folder.glob("gpu*.json"))):
+        for row in result.rows if isinstance(result, RowsResult) and result.environment.device == "cuda" else ():
+            test = str(row.case.get("name")).replace("_", " ")
+            for name in {*_NAMED.findall(f"{row.case} {row.who if row.samples or row.verdict == 'wrong' else ''}")}:
+                counts = runs.setdefault((result.environment.device_name, name), Counter())
+                counts.update({key: int(row.values.get(key, 0)) for key in ("passed", "wrong")}, timed=bool(row.samples))
+                counts.update(wrong=row.verdict == "wrong")
+                if "wrong" not in row.values:  # no problems of the list
+                    counts.update(f"{words} {row.verdict}" for part, words in CALLS.items() if part in test)
+    rows = [("GPU", "backend", "checks of the problem list", "timed", "also right, unless marked")]
+    for (gpu, name), n in sorted(runs.items()):
+        if n["timed"] or n["wrong"] or ":" not in name:  # a kernel that torch lacks is right where no call of it is needed
+            checks = f"{n['passed']} right, {n['wrong']} wrong" if n["passed"] or n["wrong"] else "-"
+            marks = {words: " WRONG" if n[f"{words} failed"] else "" for words in CALLS.values()}
+            also = ", ".join(words + mark for words, mark in marks.items() if mark or n[f"{words} measured"])
+            rows.append((gpu, f"`{name}`", checks, f"{n['timed']} cases", also or "-"))
+    ran, known = str(rows), [*(f"`{name}`" for name in ON_GPUS), *CALLS.values()]
+    return f"{rows_markdown(rows)}\n\nWithout a result: {', '.join(x for x in known if x not in ran)}, and every other GPU."
+
+
 def gpu_suites(folder: Path) -> str:
-    """Return the documents of the GPU suite, one for each device in `folder`; the way to make one where there is none."""
     paths = sorted(folder.glob("gpu*.json"))
-    if not paths:
-        return f"{NOTHING} Where there is a GPU: `dilkit bench --suite gpu`."
     return "\n\n".join(f"## {path.stem}\n\n{document_markdown(registry.document_of(path), level=3)}" for path in paths)

@@ -22,7 +22,6 @@ def lessons(root: Path) -> list[Path]:
 
 
 def programs(page: Path) -> list[str]:
-    """Return the blocks of a page's program."""
     return _PROGRAM.findall(page.read_text())
 
 

@@ -50,7 +50,6 @@ def table(root: Path) -> str:
 
 
 def draw(path: Path) -> None:
-    """Draw time by the number of GPUs."""
     points: dict[str, list[Point]] = {}
     for ranks in DRAWN:
         forecast = forecast_of(ranks)

@@ -19,7 +19,6 @@ from typing import Any
 from unittest import mock
 
 from dilkit.environment import VARIABLES
-from dilkit.selection.preference_table import ON_GPUS
 from dilkit.tools import cli
 from dilkit.tools.report import registry
 from dilkit.tools.report.markdown import rows_markdown
@@ -72,13 +71,7 @@ def _block(match: re.Match[str], root: Path) -> str:
     return f"{begin}{GENERATORS[name](root).strip()}\n{end}"
 
 
-def environment_table(root: Path) -> str:
-    """Return a row for each environment variable."""
-    return rows_markdown([("variable", "meaning", "when unset"), *((f"`{v.name}`", v.meaning, v.default) for v in VARIABLES)])
-
-
 def command_help(root: Path) -> str:
-    """Return the help texts of all commands."""
     parts = []
     for command in ((), *((name,) for name in cli.COMMANDS)):
         shown = io.StringIO()
@@ -98,14 +91,16 @@ GENERATORS: dict[str, Callable[[Path], str]] = {
     "backends": backends.backend_table,
     "command-line": command_help,
     "costs": _of_results(figures.whole, name="costs"),
-    "environment": environment_table,
+    "environment": lambda root: rows_markdown(
+        [("variable", "meaning", "when unset"), *((f"`{v.name}`", v.meaning, v.default) for v in VARIABLES)]
+    ),
     "executed": _of_results(figures.sentence, name="ptx"),
     "families": families.family_table,
     "figures": _of_results(figures.summary),
     "kernels": _of_results(figures.whole, name="kernels"),
     "many-ranks": many_ranks.table,
     "measurements": _of_results(figures.measurements),
-    "on-gpus": lambda root: "\n\n".join(ON_GPUS),
+    "on-gpus": _of_results(figures.gpu_runs),
     "picks": backends.pick_table,
     "ptx": _of_results(figures.whole, name="ptx", level=4),
     "suite-gpu": _of_results(figures.gpu_suites),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.measuring import wrong_by
+from helpers.measuring import interrupt_beyond, wrong_by
 
 from dilkit.tools import cli
 from dilkit.tools.bench.one_pattern import REPORT
@@ -54,14 +54,7 @@ class TestWithoutPictures:
         assert "gather wrong: out" in capsys.readouterr().out
 
     def test_interruption_keeps_what_was_measured_and_replaces_nothing_by_nothing(self, tmp_path, capsys, monkeypatch) -> None:
-        whole = CaseRunner.run
-
-        def run(self, problem):
-            if problem.seq > 32:
-                raise KeyboardInterrupt
-            return whole(self, problem)
-
-        monkeypatch.setattr(CaseRunner, "run", run)
+        interrupt_beyond(32, monkeypatch)
         assert bench(tmp_path, "--seq", "64", "--backend", "reference", "--json") == 130
         printed = capsys.readouterr()
         assert json.loads(printed.out)["rows"] == []

@@ -4,31 +4,40 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
+from helpers import gpu_day, stored_oracle
 from helpers.gpu_calls import sanitizer_findings
 from helpers.gpu_day import KIND, Recorder
 from helpers.project import ROOT
 from helpers.small_suites import CONFIGURATIONS, run
+from helpers.stored_oracle import StoredOracle
 
-from dilkit.environment import TUNED
+from dilkit.environment import CUDA_CACHE, TUNED, cuda_cache
 from dilkit.selection import tuned
 from dilkit.selector import select
+from dilkit.testing import conformance
+from dilkit.testing.problems import Case
 from dilkit.tools import cli
 from dilkit.tools.bench import suites
 from dilkit.tools.bench.suites import preferences
 from dilkit.tools.bench.suites.gpu_day import REPORT
 from dilkit.tools.bench.suites.preferences import DTYPES, PICK, preference_rows
+from dilkit.tools.commands.verify import LISTED
 from dilkit.tools.results.file import read_result, write_result
 from dilkit.tools.results.rows import RowsResult
 
+CALL = 540
+"""Seconds of a call, in which torch is loaded, too."""
 TESTS = """\
 import os, time
 import pytest
@@ -56,15 +65,24 @@ def test_last():
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
+def script() -> Any:
+    return module_of("run")
+
+
+def module_of(name: str) -> Any:
+    """Return a module of tests/gpu."""
     from importlib.util import module_from_spec, spec_from_file_location
 
-    spec = spec_from_file_location("gpu_day_run", ROOT / "tests" / "gpu" / "run.py")
+    spec = spec_from_file_location(f"gpu_day_{name}", ROOT / "tests" / "gpu" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def step_named(script: Any, name: str) -> Any:
+    return next(step for step in script.PLAN if step.name == name)
 
 
 def day(folder: Path) -> RowsResult:
@@ -90,7 +108,7 @@ def day(folder: Path) -> RowsResult:
     return read_result(folder / "day.json", RowsResult, KIND)
 
 
-def test_a_hung_test_costs_itself_alone_and_a_second_run_goes_on(tmp_path: Path, script: ModuleType) -> None:
+def test_a_hung_test_costs_itself_alone_and_a_second_run_goes_on(tmp_path: Path, script: Any) -> None:
     result = day(tmp_path)
     ended = {row.case["name"].partition("::")[2]: row.values["ended"] for row in result.rows if "ended" in row.values}
     wrong = {"test_wrong[cupy_raw]": "failed", "test_hangs": "failed"}
@@ -105,39 +123,128 @@ def test_a_hung_test_costs_itself_alone_and_a_second_run_goes_on(tmp_path: Path,
     assert (len(again.rows), again.steps, again.done) == (len(result.rows), result.steps, 6)
     headline = REPORT.document(again).headline
     assert headline[0].startswith("2 of 6 steps of a GPU day found something WRONG, 0 of 6 steps are left")
-    commands = [" ".join(command) for command in script.commands_of_suites("speed", tmp_path, tmp_path / "day.json")]
-    assert "cupy_raw" not in " ".join(commands), "what failed a test is not timed"
-    assert "--backend automatic,triton,sdpa:" in commands[0]
+    (tmp_path / "day.json").rename(tmp_path / "gpu-day.json")
+    command = script.Day(tmp_path, False).command(step_named(script, "gpu-bfloat16"))
+    assert "cupy_raw" not in " ".join(command), "what failed a test is not timed"
+    assert command[command.index("--backend") + 1].startswith("automatic,triton,sdpa:")
+    (tmp_path / "gpu-day.json").rename(tmp_path / "day.json")
     assert len(Recorder(tmp_path / "day.json", "cpu").passed) == 3
-    write_result(replace(again, facts=dict(code="other")), tmp_path / "day.json")
-    assert not Recorder(tmp_path / "day.json", "cpu").passed, "with other code all run again"
+    rows = tuple(replace(row, values=row.values | dict(code="other")) for row in again.rows if "ended" in row.values)
+    write_result(replace(again, rows=rows), tmp_path / "day.json")
+    assert not Recorder(tmp_path / "day.json", "cpu").result.rows, "with other code all run again"
     write_result(replace(again, environment=replace(again.environment, device_name="H100")), tmp_path / "day.json")
     with pytest.raises(pytest.UsageError, match="of another device"):
         Recorder(tmp_path / "day.json", "cpu")
 
 
-def test_the_parts_of_the_gpu_suite_are_all_of_it(script: ModuleType) -> None:
-    suite = suites.suite("gpu")
-    parts = Counter((step.table, step.what) for word in script.PARTS for step in suite(rows=(word,)).steps())
-    assert parts == Counter((step.table, step.what) for step in suite().steps())
+def test_a_test_runs_again_where_its_own_backend_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    left_out: dict[str, tuple[str, ...]] = {}
+    monkeypatch.setattr(gpu_day, "files_digest", lambda *folders, without: left_out.update({folders[-1]: without}) or "")
+    for name in ("of_triton.py::test_it[triton-large]", "of_all.py::test_it[32]"):
+        gpu_day.digest_of_test(name)
+    assert left_out == {"of_triton.py": ("backends/cuda", "backends/numba", "backends/flex"), "of_all.py": ()}
 
 
-def test_a_command_that_hangs_is_ended(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_fits_into_a_call_and_all_that_it_names_is_there(script: Any, tmp_path: Path) -> None:
+    plan, suite, parser = script.PLAN, suites.suite("gpu"), cli.parser_of("bench")
+    shares = [step.seconds for step in plan]
+    assert sum(shares) <= CALL
+    assert 0 not in shares[: shares.index(0)] + shares[: -shares.count(0)], "what has no share comes last"
+    assert [step.name for step in plan[:5]] == ["load", "proofs", "times", "counters", "sanitizers"]
+    assert len({step.name for step in plan}) == len(plan) == len([*script.lines({})]) - 1
+    names = "".join(path.read_text() for path in (ROOT / "tests" / "gpu").glob("test_*.py"))
+    for step in plan:
+        assert all(word in f"{names} and or not times" for word in re.findall(r"\w+", step.tests)), step.name
+        if step.suite:
+            args = parser.parse_args(script.Day(tmp_path, False).command(step)[4:])
+            assert (args.suite, ",".join(args.rows or ()), args.backend) == (step.suite, step.words, step.backends)
+    parts = [suite(rows=(step.words,)).steps() for step in plan if step.name.startswith("gpu-")]
+    assert Counter(one.what for part in parts for one in part) == Counter(one.what for one in suite().steps())
+
+
+def test_a_step_that_hangs_is_ended_and_the_next_one_runs(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [script.limited(["sh", "-c", "exit 3"], seconds) for seconds in (60.0, 5.0)] == [3, None], "5 s are too few"
     monkeypatch.setattr(script, "GRACE", 0.2)
-    assert script.limited(["sleep", "60"], 0.6) == 1
-    assert script.limited(["sh", "-c", "exit 3"], 60.0) == 3
+    monkeypatch.setattr(script, "LEAST", 0.1)
+    monkeypatch.setattr(script, "PLAN", [replace(script.PLAN[0], name=name, seconds=1) for name in ("hangs", "absent", "ends")])
+    commands = {"hangs": ["sleep", "60"], "absent": [], "ends": ["true"]}
+    monkeypatch.setattr(script.Day, "command", lambda self, step: commands[step.name])
+    for ends in ("done", "before"):
+        day = script.Day(tmp_path, False)
+        day.run()
+        assert day.left == ["hangs"]
+        assert [took.split(", ")[-1] for took in day.took.values()] == ["deadline", "absent", ends]
+    day.code = "other"
+    assert not day.done(script.PLAN[2])
 
 
-def test_a_complete_suite_is_not_measured_again(script: ModuleType, tmp_path: Path) -> None:
-    folder = tmp_path / "preferences"
-    folder.mkdir()
-    (command,) = script.command_of("preferences", folder, ["sdpa"])
-    assert "--resume" not in command
-    result = json.loads((ROOT / "docs/results/gpu-h200.json").read_text())
+def test_a_suite_goes_on_with_the_same_code_alone(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "preferences").mkdir()
+    file = tmp_path / "preferences" / "suite.json"
+    step, result = step_named(script, "preferences"), json.loads((ROOT / "docs/results/gpu-h200.json").read_text())
+    day = script.Day(tmp_path, False)
     for interrupted in (True, False):
-        (folder / "suite.json").write_text(json.dumps(result | dict(interrupted=interrupted)))
-        commands = list(script.command_of("preferences", folder, ["sdpa"]))
-        assert [command[-1] for command in commands] == ["--resume"] * interrupted
+        file.write_text(json.dumps(result | dict(interrupted=interrupted)))
+        day.steps = {step.name: dict(code="other")}
+        assert (day.done(step), "--resume" in day.command(step)) == (False, False)
+        day.keep(step, None)
+        assert (day.done(step), "--resume" in day.command(step)) == (not interrupted, True)
+    day.code = "other"
+    monkeypatch.setattr(script, "PLAN", [step])
+    day.run(0.0)
+    assert not file.exists(), "which a third call would go on with"
+
+
+def test_stored_results_of_the_oracle_are_taken_for_the_same_inputs_alone(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = next(case for case in LISTED if case.mask != "none" and case.dtype == "bfloat16")
+    monkeypatch.setattr(script, "LARGE", (case,))
+    monkeypatch.setattr(script, "compile_all", lambda *of: [] if (cuda_cache() / "a.cubin").write_text("code") else None)
+    monkeypatch.setenv(CUDA_CACHE.name, "")
+    assert script.main([str(tmp_path), "--prepare", "sm_90"]) == 0
+    script.unpack(tmp_path)
+    assert (tmp_path / script.KERNELS / "a.cubin").read_text() == "code"
+    file, want, computed = tmp_path / script.ORACLE, conformance.expected(case), list[Case]()
+    monkeypatch.setattr(conformance, "expected", lambda case: computed.append(case) or want)
+    found = StoredOracle(file, "cpu").expected(case)
+    assert (found.error, {*found.exact}, computed) == (want.error, {*want.exact}, [])
+    assert all(torch.equal(x, want.exact[name]) for name, x in found.exact.items())
+
+    def computes(oracle: StoredOracle) -> bool:
+        computed.clear()
+        return oracle.expected(case) is want and computed == [case]
+
+    for of_other in (dict(inputs=""), dict(inputs=stored_oracle._digest(case), error={})):
+        stored = StoredOracle(file, "cpu")
+        stored.cases[case.name] = of_other
+        stored.samples[f"{case.name} dk"] = stored.samples[f"{case.name} dk"] + 1e-6
+        assert computes(stored), "its inputs are others, or the device computes other numbers"
+    with monkeypatch.context() as patch:
+        patch.setattr(stored_oracle, "files_digest", lambda *folders: "other")
+        assert computes(StoredOracle(file, "cpu")), "the oracle is another"
+    assert computes(StoredOracle(tmp_path / "nothing.npz", "cpu"))
+    file.write_bytes(file.read_bytes()[:1000])
+    assert computes(StoredOracle(file, "cpu")), "the file is cut"
+
+
+def test_ncu_is_read_and_a_tool_that_is_absent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    times, kernels = module_of("test_times"), module_of("test_kernels")
+    lines = ["==PROF==", '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"']
+    lines += [f'"{i}","mma_forward(Arguments)","Duration","us","{i}"' for i in range(2)]
+    assert times.first_launches(lines) == {"mma_forward": {"Duration": "0 us"}}
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(pytest.skip.Exception, match="ncu is not on the path"):
+        times.test_counters_of_the_profiler("cupy_raw", "cpu", None, None, None)
+    with pytest.raises(pytest.skip.Exception, match="compute-sanitizer is not on the path"):
+        kernels.test_the_sanitizer_finds_nothing("memcheck", "cupy_raw", "cpu", None, None)
+
+
+def test_a_backend_that_nobody_knows_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "--backend", "nativ"]) == 2
+    assert "backend='nativ' is not a known backend; known: native" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="'nativ' is not a known backend"):
+        next(suites.suite("preferences")(backend=("nativ",), device="cpu").steps())
 
 
 def test_what_the_sanitizer_says_is_read() -> None:
@@ -180,12 +287,13 @@ def test_the_sweep_finds_a_wrong_row_and_tune_makes_the_choice_go_by_it(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_rehearsal_runs_the_tests_on_the_cpu(tmp_path: Path) -> None:
+@pytest.mark.timeout(1200)
+def test_a_rehearsal_runs_the_plan_on_the_cpu(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "tests" / "gpu" / "run.py"), str(tmp_path), "--rehearse"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=580)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1180)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "found something WRONG, 0 of" in done.stdout
+    assert ", deadline" not in done.stdout
     result = read_result(tmp_path / "gpu-day.json", RowsResult, KIND)
     passed = [row.case["name"] for row in result.rows if row.values.get("ended") == "passed"]
     assert all(

@@ -19,8 +19,6 @@ TINY = OrdersSizes(1, GRIDS, {2: (300, (4, 16)), 3: (300, (3,))}, (16, 16), 64)
 
 
 class Right(Dilkit):
-    """A package that is right: dilkit under another name."""
-
     name = "hilbertsfc"
 
     def version(self) -> str | None:

@@ -114,9 +114,10 @@ def test_a_run_goes_on_where_it_ended(error: BaseException, tmp_path: Path) -> N
         (dict(steps=[["cases", "another step"]]), "is of another list of steps"),
         (dict(chosen=dict(repeats=9)), "is of another options \\(repeats 9"),
         (dict(device_name="a potato"), "is of another device \\(device_name a potato"),
+        (dict(facts=dict(timed="GPU time")), "is of another method \\(timed GPU time, here None"),
         (None, "there is no"),
     ],
-    ids=["kind", "steps", "options", "device", "no file"],
+    ids=["kind", "steps", "options", "device", "method", "no file"],
 )
 def test_a_run_does_not_go_on_from_another_one(tmp_path: Path, change: dict[str, Any] | None, complaint: str) -> None:
     if change is not None:

@@ -68,8 +68,6 @@ def test_committed_results_are_of_the_sizes_by_default(name: str) -> None:
 
 
 class Forgetful(DilatedCache):
-    """Sees half of what it should."""
-
     def attend(self, query: Any, key: Any, value: Any, **options: Any) -> torch.Tensor:
         return super().attend(query, key, value * 0.5, **options)
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.command_line import json_output, output
-from helpers.fakes import registered
+from helpers.fakes import Doubles, registered
 from helpers.project import ROOT
 
 from dilkit import registry
-from dilkit.backends.reference import Reference
 from dilkit.comm.launch import processes
 from dilkit.environment import CUDA_CACHE, TUNED, VARIABLES
 from dilkit.registry import Broken
@@ -112,14 +110,6 @@ def test_what_is_wrong_is_said_with_a_way_out(
     assert max(map(len, text.splitlines())) <= 100
     _, _, after = " ".join(text.split()).partition(f" {name} WRONG ")
     assert all(words in after for words in said), text
-
-
-class Doubles(Reference):
-    name = "doubles"
-
-    def forward(self, *inputs: Any) -> Any:
-        out, lse = super().forward(*inputs)
-        return out * 2, lse
 
 
 def test_a_foreign_backend_that_computes_wrong_numbers(capsys: pytest.CaptureFixture[str], without_ranks: None) -> None:

@@ -70,7 +70,6 @@ def test_a_command_that_is_ended_leaves_whole_files_or_none(command: str, number
 
 
 def read(path: Path) -> None:
-    """Read a file as what it is; raises for one that is not whole."""
     if path.name == "tuned.json":
         tuned_file.load(path)
     elif path.suffix == ".json":

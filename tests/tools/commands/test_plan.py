@@ -44,7 +44,6 @@ def planned(capsys: pytest.CaptureFixture[str], options: str) -> dict[str, Any]:
 
 
 def counted(problem: dict[str, Any], pattern: Pattern, schedule: str, keep: str) -> dict[str, list[int]]:
-    """Bytes that the ranks of a real call send, by phase."""
     batch, seq, d, dtype = (problem[name] for name in ("batch", "seq", "head_dim", "dtype"))
     sizes = [(batch, seq, problem[name], d) for name in ("heads", "kv_heads", "kv_heads")]
     inputs = [torch.randn(size, dtype=getattr(torch, dtype)) for size in sizes]

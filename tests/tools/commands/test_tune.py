@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from helpers.command_line import json_output, output
-from helpers.fakes import Fake, registered
+from helpers.fakes import Doubles, Fake, registered
+from helpers.measuring import interrupt_beyond
 
 from dilkit import Device, Limits, Pattern, Problem
-from dilkit.backends.reference import Reference
 from dilkit.environment import TUNED
 from dilkit.selection import tuned, tuned_file
 from dilkit.selector import explain, select
@@ -82,32 +82,11 @@ def test_what_is_measured_is_gone_by(file: Path, capsys: pytest.CaptureFixture[s
     assert len(tuned_file.load(file)) == 4
 
 
-def test_it_really_measures(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = report(capsys, "--seq", "32", "--passes", "forward", "--causal")
-    (measured,) = found["problems"]
-    assert {"native", "sdpa", "reference"} <= set(names(measured))
-    seconds = [row["seconds"] for row in measured["order"]]
-    assert seconds == sorted(seconds)
-    assert 0 < seconds[0] < 10
-    (kept,) = tuned_file.load(file)
-    assert kept.setup == tuned.setup_of(PROBLEM.device)
-    assert kept.shape == tuned.shape_of(replace(PROBLEM, is_causal=True))
-    assert list(kept.seconds) == [(row["backend"], row["seconds"]) for row in measured["order"]]
-
-
-class Wrong(Reference):
-    name = "wrong"
-
-    def forward(self, *inputs: Any) -> Any:
-        out, lse = super().forward(*inputs)
-        return out + 1, lse
-
-
 def test_what_is_wrong_or_refused_is_not_in_the_order_and_a_table_says_so(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unable = Fake("unable", 0, Limits(dtypes=frozenset()))
-    with registered(Wrong(name="wrong")), registered(unable):
+    with registered(Doubles(name="wrong")), registered(unable):
         assert run("--seq", "32", "--backend", "unable") == 1
         assert "no backend was measured" in capsys.readouterr().out
         assert not file.exists()
@@ -159,14 +138,7 @@ def test_entries_of_other_setups_are_kept_and_a_file_that_cannot_be_read_is_writ
 def test_interruption_keeps_what_was_measured(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = CaseRunner.run
-
-    def interrupted(self, problem):
-        if problem.seq > 32:
-            raise KeyboardInterrupt
-        return whole(self, problem)
-
-    monkeypatch.setattr(CaseRunner, "run", interrupted)
+    interrupt_beyond(32, monkeypatch)
     found = report(capsys, "--seqs", "32,64", "--passes", "forward", "--backend", "native", code=130)
     assert found["interrupted"] is True
     assert len(tuned_file.load(file)) == 1

@@ -25,7 +25,6 @@ CONTEXT = 256
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twelve small files of text, a copy of one of them, and what a folder may hold besides."""
     folder = tmp_path_factory.mktemp("corpus")
     for i in range(12):
         (folder / f"file{i}.txt").write_text("".join(f"line {j} of file {i}: {i * j}\n" for j in range(40)))

@@ -15,6 +15,7 @@ from dilkit.testing import memory
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench.suites.slides import published_embedding
 from dilkit.tools.console.text import error_line
+from dilkit.tools.measure import case
 from dilkit.tools.measure.baselines import BASELINES
 from dilkit.tools.measure.case import CaseRunner, _work, check
 from dilkit.tools.results.rows import Row
@@ -103,6 +104,13 @@ def test_a_call_that_would_take_too_long_is_left_out_and_says_so() -> None:
     runner = CaseRunner([dense], last={"dense": (_work(dense, replace(SMALL, seq=64)), 0.5)})
     assert runner._expected_seconds(dense, replace(SMALL, seq=256)) == pytest.approx(8.0)
     assert runner._expected_seconds(dense, replace(SMALL, seq=64, batch=3 * SMALL.batch)) == pytest.approx(1.5)
+
+
+def test_a_first_call_that_took_too_long_by_the_clock_of_its_device_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(case, "clock_of", {"cpu": lambda call, calls: 9.0}.get)
+    entry = CaseRunner([replace(reference(), quadratic=False)], budget=5.0).run(SMALL)["entries"]["reference"]
+    assert (entry.verdict, entry.samples) == ("skipped", ())
+    assert entry.reasons[0].startswith("one call took about 9 s")
 
 
 def test_figures_follow_from_the_median_and_from_the_flops_that_are_done() -> None:

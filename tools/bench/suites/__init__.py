@@ -1,9 +1,7 @@
 """The suites of `dilkit bench --suite NAME`, found without importing them.
 
-A further suite is a file of this folder, such as windows.py, and a line here. The file has sizes, targets, a `REPORT`, and a
-`Suite`, whose steps return rows: patterns.py is a model with bars, serving.py has lines over tokens. Cases are compared by
-`dilkit.tools.measure.case.compare`, and on native by `workloads.ways`. Tests then ask for its result and for current pages: `make
-results ARGS=windows`, `make docs`.
+A further suite is a file here, such as windows.py, and a line below; models are patterns.py (bars) and serving.py (lines). Tests
+then ask for its result and for current pages: `make results ARGS=windows`, `make docs`.
 """
 
 from __future__ import annotations
@@ -29,6 +27,5 @@ SUITES = {
 
 
 def suite(name: str) -> type[Suite]:
-    """The suite of this name."""
     cls: type[Suite] = getattr(importlib.import_module(f"dilkit.tools.bench.suites.{name}"), SUITES[name])
     return cls

@@ -88,12 +88,10 @@ def bound_of(counts: Mapping[str, int], card: Card) -> Bound:
 
 
 def seconds(launches: list[Bound]) -> float:
-    """Return the time of launches that follow one another."""
     return sum(max(bound.values()) for bound in launches)
 
 
 def bounds(result: RowsResult, problem: Problem, card: Card, name: str) -> list[Bound]:
-    """Return the bounds of our launches of a pass on a card."""
     rows = (row for row in result.rows if row.table == LAUNCHES and row.case["architecture"] == card.architecture)
     return [bound_of(row.values, card) for row in rows if row.case["role"] in PASSES[name] and _problem(row) == problem]
 

@@ -101,12 +101,10 @@ class CpuSuite(Suite):
                 del os.environ[name]
 
     def problem(self, name: str, **fields: Any) -> Problem:
-        """The problem of a configuration."""
         head_dim = self.sizes.head_dims.get(name, self.sizes.head_dim)
         return self.sizes.configurations[name].problem(head_dim, self.divisor, **fields)
 
     def heads(self) -> Iterator[SuiteStep]:
-        """The kernel and torch's attention on a sequence of one head."""
         sizes = self.sizes
         lengths = [(SHORT, seq, sizes.head_dim, False) for seq in sizes.short]
         for table, whole, dim, backward in lengths + [(HEAD, sizes.long, *passes) for passes in sizes.passes]:
@@ -128,13 +126,11 @@ class CpuSuite(Suite):
         yield SuiteStep("memory", "A: memory", self.memory)
 
     def memory(self) -> list[Row]:
-        """The bytes beyond results of a forward pass on A."""
         problem = self.problem("A")
         values = _held("scratch_bytes", problem, -results_bytes(problem))
         return [Row(table="memory", case=dict(what="A", head_dim=problem.head_dim), who=OURS, values=values)]
 
     def configuration(self, letter: str, causal: bool, backward: bool) -> SuiteStep:
-        """Backends and LongNet's procedure on one configuration."""
         problem = self.problem(letter, is_causal=causal, requires_grad=backward)
         posed = beside("sdpa", problem)
         if letter in GATHERED and not backward:
@@ -144,7 +140,6 @@ class CpuSuite(Suite):
         return self.step(FORMS, facts, posed)
 
     def grid(self, cells: Neighborhood) -> SuiteStep:
-        """Neighborhoods beside torch with a mask."""
         sides = " x ".join(map(str, cells.kernel_size)) + f", 1 in {cells.dilation[0]}" * (cells.dilation[0] > 1)
         grid = " x ".join(map(str, cells.shape))
         pattern, heads = Pattern.of(cells), self.sizes.grid_heads
@@ -161,13 +156,11 @@ class CpuSuite(Suite):
         return [replace(row, values=row.values | values) if row.who == OURS and row.samples else row for row in rows]
 
     def encoder(self) -> list[Row]:
-        """GigaPath's encoder trained, by its published procedure and by dilkit."""
         model, tiles = self.sizes.model, self.sizes.tiles // self.divisor
         facts = dict(what=f"{tiles:,} tiles, {model.depth} layers, bf16, backward, all threads", tiles=tiles)
         return rows_of("encoder", facts, encoder(model, self.sizes.tiles, self.divisor, min(self.repeats, 2)))
 
     def step(self, table: str, facts: Mapping[str, Any], posed: Posed, weight: float = 1.0, **options: Any) -> SuiteStep:
-        """The step that compares implementations, with the options of `compare`."""
         return SuiteStep(table, f"{table}, {facts['what']}", partial(self.compare, table, facts, posed, **options), weight)
 
     def compare(self, table: str, facts: Mapping[str, Any], posed: Posed, one_thread: bool = True) -> list[Row]:
@@ -192,7 +185,6 @@ class CpuSuite(Suite):
 
 
 def beside(other: str, problem: Problem) -> dict[str, tuple[Implementation, Problem]]:
-    """The kernel and a baseline or backend on one problem."""
     return {OURS: (NATIVE, problem), other: (BASELINES.get(other) or backend_implementations([other])[0], problem)}
 
 

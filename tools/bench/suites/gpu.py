@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dilkit.backends.sdpa.kernels import KERNELS
 from dilkit.backends.sdpa.one_kernel import one_kernel_backends
@@ -22,12 +23,14 @@ from dilkit.tools.bench.configuration import Configuration
 from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteStep
 from dilkit.tools.bench.target import MIB, Target, Values, each, stored, time_ratio
 from dilkit.tools.console.text import error_line
-from dilkit.tools.measure.case import admit, failed, results_bytes, side_by_side
+from dilkit.tools.measure.case import CaseFields, admit, failed, results_bytes, side_by_side
 from dilkit.tools.measure.ceilings import Ceilings
 from dilkit.tools.measure.implementation import BACKWARD_FLOPS, Implementation, automatic, backend_implementations
-from dilkit.tools.measure.timing import Call, cold_cuda_seconds, time_interleaved
+from dilkit.tools.measure.timing import Call, captured, clock_of, cold_cuda_seconds, time_interleaved
 from dilkit.tools.report import views
-from dilkit.tools.results.rows import CaseRows, Entries, Row, RowsResult, rows_of
+from dilkit.tools.report.document import Table
+from dilkit.tools.report.targets import suite_sentence
+from dilkit.tools.results.rows import CaseRows, Entries, Row, RowsResult, row_of, rows_of
 
 CONFIGURATIONS = {
     "A": Configuration(131072, (2048, 4096, 8192, 16384, 32768), (1, 2, 4, 8, 16)),
@@ -37,12 +40,12 @@ CONFIGURATIONS = {
 OURS = ("cupy_raw", "triton")
 TORCHS = tuple(f"sdpa:{kernel.name}" for kernel in KERNELS)
 EFFICIENT, CUDNN, AUTOMATIC = "sdpa:memory-efficient", "sdpa:cudnn", "automatic"
-FORMS, LAUNCHES = "configurations", "launches"
+FORMS, LAUNCHES, EAGER = "configurations", "launches", "with launches"
 SHORT = {"float32": "fp32", "bfloat16": "bf16"}
 LAUNCH_BOUND = 8192
 """Tokens with the pattern of B at which launches take the time."""
-LEAST_FLOPS = 2e12, 5e12
-"""FLOP/s that others, and cupy_raw, are expected to reach at least, for the budget."""
+EAGER_UP_TO = 0.005
+"""Seconds of GPU time up to which a case is timed with launches too: longer calls hide them."""
 BACKWARD_SHARE = BACKWARD_FLOPS / (1 + BACKWARD_FLOPS)
 H100_TFLOPS = 67.0
 """fp32 on the CUDA cores of an H100 SXM, nominal."""
@@ -104,30 +107,47 @@ TARGETS = (
 
 
 WHAT = views.fact("what", "configuration")
-COLUMNS = (
-    *(WHAT, views.WHO, views.TIME, views.QUARTILES),
-    views.Column("TFLOP/s", lambda row, case: f"{row.gflops / 1000:,.1f}"),
-    *(views.OF_MATMUL, views.over(OURS[0], "time / cupy_raw's")),
-)
+FIRST = (WHAT, views.WHO, views.TIME, views.QUARTILES, views.Column("TFLOP/s", lambda row, case: f"{row.gflops / 1000:,.1f}"))
+OVER_OURS = views.over(OURS[0], "time / cupy_raw's")
 BEYOND = views.value("scratch_bytes", "beyond out and lse", "bytes")
 SPEED_UPS = "Speed-up of cupy_raw over {who}, with 95% intervals"
+SENTENCES = {
+    TARGETS[4].name: "in fp32 torch's memory-efficient kernel takes at least {} as long as the CUDA kernels",
+    TARGETS[6].name: "in bf16 torch's fastest {}",
+}
+ONE_BY_ONE = "calls one by one, launches included"
+"""The times of results from before graph replays, whose facts lack `timed`."""
+COLD = (
+    "Measured before graph replays: each call by itself behind a flush of the L2 cache. One shorter than its launches, as B's in "
+    "bf16, shows the processor's time. The matmul was one such call too, of 4096 square."
+)
+
+
+def _times(result: RowsResult) -> Iterator[Table]:
+    timed = result.facts.get("timed", ONE_BY_ONE)
+    columns = *FIRST, views.OF_MATMUL, OVER_OURS
+    yield views.TableView(f"{timed[0].upper()}{timed[1:]}", FORMS, columns, COLD * (timed == ONE_BY_ONE)).made(result)
+
+
+def _sentence(result: RowsResult) -> str:
+    return suite_sentence(result, SENTENCES, f"{result.environment.device_name}, {result.facts.get('timed', ONE_BY_ONE)}")
+
+
 REPORT = views.Report(
     place="{device_name}, capability {capability}, CUDA {cuda}",
     tables=(
-        views.TableView("All times", (FORMS, LAUNCHES), COLUMNS),
+        _times,
+        views.TableView("With launches: calls in a row", (LAUNCHES, EAGER), (*FIRST, OVER_OURS)),
         views.TableView("Memory of a forward pass", "memory", (WHAT, views.WHO, BEYOND), timed=False),
     ),
     plots=(views.PlotView(SPEED_UPS, FORMS, "{what}", views.faster(OURS[0]), (views.NAMES, views.TIMES), mark=1.0),),
-    sentences={
-        TARGETS[4].name: "in fp32 torch's memory-efficient kernel takes at least {} as long as the CUDA kernels",
-        TARGETS[6].name: "in bf16 torch's fastest {}",
-    },
-    method="CUDA events around each call by itself, the L2 cache flushed before it, implementations in turns, medians; a "
-    "matmul of the same dtype, 4096 square, is timed in the same rounds. Each implementation is "
+    summary=_sentence,
+    method="GPU time is that of replays of a CUDA graph of one call, each behind a flush of the L2 cache; with launches, calls "
+    f"of at most {1000 * EAGER_UP_TO:.0f} ms follow each other without a pause. Both are medians by CUDA events, implementations "
+    "in turns; square matmuls of the same dtype, in a row, are timed beside GPU time. Each implementation is "
     "checked against fp64 arithmetic just before it is timed, a short problem as a whole and rows at the real length. "
     "TFLOP/s count the pattern's nominal FLOPs, keys of several branches each time; a backward pass counts 2.5 times "
-    "a forward pass. sdpa:NAME is torch's kernel of that name on strided views, one call a block, merged by lse. "
-    "Where launches count, calls follow each other without a pause.",
+    "a forward pass. sdpa:NAME is torch's kernel of that name on strided views, one call a block, merged by lse.",
 )
 
 
@@ -149,6 +169,8 @@ class GpuSuite(Suite):
     backend: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     device: str = field(default="cuda", metadata=NO_OPTION)
+    rates: dict[tuple[str, str, bool], float] = field(default_factory=dict, metadata=NO_OPTION)
+    """FLOP/s of the last case timed, by implementation, dtype, and True for a backward pass."""
 
     def steps(self) -> Iterator[SuiteStep]:
         steps = [SuiteStep(LAUNCHES, f"{LAUNCH_BOUND:,} tokens, launches", self.launch_bound)]
@@ -171,7 +193,8 @@ class GpuSuite(Suite):
         if self.device == "cuda" and not cuda_count():
             raise ValueError("--suite gpu: torch sees no CUDA device; run it where `dilkit info` lists one")
         with one_kernel_backends(self.device):
-            yield dict(backends=[one.name for one in self.implementations()])
+            timed = "GPU time" if self.device == "cuda" else "Time of calls"
+            yield dict(backends=[one.name for one in self.implementations()], timed=timed)
 
     def implementations(self) -> list[Implementation]:
         """Return those to measure. Raises ValueError for one that is not known."""
@@ -182,11 +205,9 @@ class GpuSuite(Suite):
         return [one for name, one in known.items() if not self.backend or name in self.backend]
 
     def problem(self, name: str, dim: int, **fields: Any) -> Problem:
-        """Return a configuration on the first device of the suite's kind."""
         return CONFIGURATIONS[name].problem(dim, self.divisor, device=probe(self.device), **fields)
 
     def configuration(self, letter: str, dtype: str, dim: int, causal: bool, backward: bool) -> list[Row]:
-        """Measure all implementations on one configuration: the forward pass, or the backward pass alone."""
         problem = self.problem(letter, dim, dtype=dtype, is_causal=causal, requires_grad=backward)
         what = f"{letter}, {SHORT[dtype]}, d={dim}{', causal' * causal}{', backward' * backward}"
         facts = dict(what=what, of=letter, dtype=dtype, head_dim=dim, causal=causal, backward=backward)
@@ -199,45 +220,86 @@ class GpuSuite(Suite):
         return self.compare(LAUNCHES, dict(what=what, seq=problem.seq), problem)
 
     def compare(self, table: str, facts: Mapping[str, Any], problem: Problem) -> list[Row]:
-        """Check, then time in turns, beside a matmul; each call behind a flush of the L2 cache, launches in a row."""
-        inputs, share = Tensors.random(problem), BACKWARD_SHARE if problem.requires_grad else 1.0
-        entries, calls, flops = Entries(), dict[str, Call](), dict[str, float]()
+        """Check, then time: in `FORMS` GPU time, then with launches what is short or cannot be captured."""
+        inputs, share, entries = Tensors.random(problem), BACKWARD_SHARE if problem.requires_grad else 1.0, Entries()
         for one in self.implementations():
-            flops[one.name] = share * one.flops(problem)
-            expected_s = partial(float, one.flops(problem) / LEAST_FLOPS[one.name == OURS[0]])
-            entry = admit(one, problem, inputs, self.budget, expected_s)
-            if entry.verdict == "measured":
-                try:
-                    calls[one.name] = timed_call(one, inputs, problem)
-                    calls[one.name]()
-                except Exception as error:  # what is timed may need more memory than what was checked
-                    entry = replace(failed(error), checks=entry.checks)
-            entries[one.name] = entry
-        timer = partial(time_interleaved, repeats=self.repeats, clock=cold_cuda_seconds if self.device == "cuda" else None)
+            entry = admit(one, problem, inputs, self.budget, partial(self.expected_seconds, one, problem))
+            entries[one.name] = entry.knowing(flops=share * one.flops(problem))
+        rows = rows_of(table, facts, self.timed(table, entries, inputs, problem))
         if table == LAUNCHES:
-            timer = partial(time_interleaved, repeats=self.repeats, warmup=3, min_time=0.02, device=self.device)
-        measured = side_by_side(entries, calls, flops, Ceilings(problem.dtype, self.device), timer)
-        return rows_of(table, facts, measured)
+            return rows
+        timed = {row.who: row for row in rows if row.samples and row.who in entries}
+        self.rates.update({(who, problem.dtype, problem.requires_grad): 1e9 * row.gflops for who, row in timed.items()})
+        short = all(row.median_s <= EAGER_UP_TO for row in timed.values())
+        eager = {who: entry for who, entry in entries.items() if entry.verdict == "measured" and (short or who not in timed)}
+        return rows + rows_of(EAGER, facts, self.timed(EAGER, eager, inputs, problem))
+
+    def expected_seconds(self, one: Implementation, problem: Problem) -> float:
+        """Return seconds by the rate in the last case of this dtype and pass; before there is one, in a call of fewer tokens."""
+        if not (rate := self.rates.get((one.name, problem.dtype, problem.requires_grad))):
+            short = replace(problem, seq=max(problem.seq // 16, min(problem.seq, 1024)))
+            call = partial(one.once, Tensors.random(short), short)
+            call()
+            rate = one.flops(short) / max(clock_of(self.device)(call, 1), 1e-9)
+        return one.flops(problem) / rate
+
+    def timed(self, table: str, entries: Entries, inputs: Tensors, problem: Problem) -> CaseFields:
+        """Time, in `FORMS`, replays of CUDA graphs beside matmuls, in a rehearsal calls; in other tables calls in a row."""
+        entries, calls, pool = dict(entries), dict[str, Call](), None
+        replays = table == FORMS and self.device == "cuda"
+        cuda: Any = torch.cuda
+        stream, held = cuda.Stream() if replays else None, list[Call]()
+        for one in self.implementations():
+            if one.name not in entries or entries[one.name].verdict != "measured":
+                continue
+            try:
+                call = timed_call(one, inputs, problem)
+                if replays:
+                    # Replays follow one another and nothing reads their results, so graphs share their memory, which torch does
+                    # on one stream alone. A backward pass reads what its forward pass has left, outside of the graph.
+                    graph = captured(call, pool, stream)
+                    held.append(call)
+                    call, pool = graph.replay, graph.pool()
+                else:
+                    call()
+                calls[one.name] = call
+            except Exception as error:  # what is timed may need more memory than what was checked
+                why = "timed with launches alone, without a CUDA graph: " * replays + error_line(error)
+                entries[one.name] = replace(failed(error), reasons=(why,), checks=entries[one.name].checks)
+        ceilings, how = Ceilings(device="cuda"), dict[str, Any](warmup=3, min_time=0.01, device=self.device)
+        if table == FORMS:
+            ceilings, how = Ceilings(problem.dtype, self.device), dict(clock=cold_cuda_seconds if replays else None)
+        timed = side_by_side(entries, calls, {}, ceilings, partial(time_interleaved, repeats=self.repeats, **how))
+        held.clear()
+        return timed
 
     def memory(self, dtype: str) -> list[Row]:
-        """Measure memory that a forward pass on A holds beyond out and lse."""
         problem = self.problem("A", 64, dtype=dtype)
         inputs, facts = Tensors.random(problem), dict(what=f"A, {dtype}, head_dim 64", dtype=dtype)
         rows = []
         for one in (one for one in self.implementations() if not one.refusals(problem)):
-            row, call = Row(table="memory", case=facts, who=one.name), partial(one.once, inputs, problem)
+            call = partial(one.once, inputs, problem)
             try:
                 call()
-                held = memory.peak_memory(call, self.device) - results_bytes(problem)
-                rows.append(replace(row, values=dict(scratch_bytes=held)))
+                row = Row(values=dict(scratch_bytes=memory.peak_memory(call, self.device) - results_bytes(problem)))
             except Exception as error:  # out of memory, or no way to measure it here: the others go on
-                rows.append(replace(row, verdict="failed", reasons=(error_line(error),)))
+                row = failed(error)
+            rows.append(row_of("memory", facts, one.name, row))
         return rows
 
 
 def timed_call(implementation: Implementation, inputs: Tensors, problem: Problem) -> Call:
-    """Return the forward pass; or, where the problem asks for gradients, the backward pass alone."""
+    """Return the forward pass; or, where the problem asks for gradients, the backward pass alone.
+
+    The first call of a backward pass makes its forward pass, of leaves of its own: autograd runs each node on the stream that
+    it, or its leaf, was made on, which must be the stream of the capture.
+    """
     if not problem.requires_grad:
         return partial(implementation.once, inputs, problem)
-    out = implementation.attend(inputs, problem)
-    return partial(torch.autograd.grad, out, inputs.qkv, inputs.dout, retain_graph=True)
+
+    @cache
+    def forward() -> tuple[Tensor, tuple[Tensor, ...]]:
+        q, k, v = (x.detach().requires_grad_() for x in inputs.qkv)
+        return implementation.attend(replace(inputs, query=q, key=k, value=v), problem), (q, k, v)
+
+    return lambda: torch.autograd.grad(*forward(), inputs.dout, retain_graph=True)

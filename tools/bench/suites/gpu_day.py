@@ -87,6 +87,5 @@ REPORT = Report(
     place="{device_name}, {threads} threads",
     tables=(_wrong, preference_rows, _ended),
     notes=_notes,
-    method="Each step is a process with a deadline, and what it found is written down at once. What the first stage found wrong "
-    f"is not timed; w{METHOD[1:]}",
+    method=f"What a test finds wrong is not timed; w{METHOD[1:]}",
 )

@@ -49,7 +49,6 @@ class KernelUse:
         return cls(*values)
 
     def row(self) -> str:
-        """Return the line of the file."""
         return " ".join(map(str, astuple(self)))
 
     @property
@@ -92,7 +91,6 @@ RECORD = KernelsResult
 
 
 def sentence(result: KernelsResult) -> str:
-    """Return the sentence on docs/measurements.md."""
     kernels = result.kernels()
     spilled = sum(bool(kernel.spills or kernel.stack) for kernel in kernels)
     verdict = f"{spilled} SPILL registers or have a stack" if spilled else "none spills a register or has a stack"

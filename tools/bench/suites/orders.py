@@ -29,7 +29,7 @@ from dilkit.tools.report.document import Axis
 from dilkit.tools.report.points import sampled
 from dilkit.tools.report.targets import number
 from dilkit.tools.report.views import NAMES, SAMPLES, TIME, TIMES, WHO, Column, PlotView, Report, TableView, fact, faster
-from dilkit.tools.results.rows import CaseRows, Row, RowsResult
+from dilkit.tools.results.rows import CaseRows, Row
 
 OURS, OTHER = Dilkit.name, HilbertSFC.name
 COMPARED = ("permutation", "rank", "encode", "decode", "sort")
@@ -73,10 +73,6 @@ def _nearest(every: int, must: float, aim: float) -> Target:
     return Target(f"nearest kept key, keeping every {every}th", must, aim, read, " cells", lower=True)
 
 
-def _missing(result: RowsResult) -> str | None:
-    return next((package["absent"] for package in result.facts["packages"] if package["name"] == OTHER), "not looked for")
-
-
 _STORES = each("permutation", lambda case: _over(case, OURS, contenders.STORE_LOOP), "{size}", grid="large", dtype="int32")
 _WARM = each("order", lambda case: 1e6 * case.rows[WARM].median_s if case.timed(WARM) else None, "{size}")
 TARGETS = (
@@ -94,7 +90,7 @@ TARGETS = (
     *(_nearest(every, must, aim) for every, must, aim in ((4, 0.85, 0.84), (8, 1.10, 1.09), (16, 1.77, 1.76))),
     Target(
         f"time of {OTHER} over dilkit's, the least of all rows", 1.0, None, each(COMPARED, lambda case: _over(case, OTHER)),
-        missing=_missing,
+        missing=lambda result: next((p["absent"] for p in result.facts["packages"] if p["name"] == OTHER), "not looked for"),
     ),
 )  # fmt: skip
 
@@ -117,7 +113,7 @@ REPORT = Report(
             "Time a point of a permutation, with 95% intervals",
             "permutation",
             "{size}, {dtype}",
-            lambda row, case: sampled("", [1e3 * sample for sample in row.samples]) if row.samples else None,
+            lambda row, case: sampled([1e3 * sample for sample in row.samples]) if row.samples else None,
             NS_AXES,
             who=(OURS, contenders.STORE_LOOP),
         ),
@@ -180,7 +176,6 @@ class OrdersSuite(Suite):
         return self._compared("permutation", case, prod(shape), contenders.permutation(shape, self._present))
 
     def points(self, what: str, ndim: int, bits: int) -> list[Row]:
-        """Codes of random points, or points of random codes."""
         count = self.sizes.points[ndim][0] // self.divisor**2
         if what == "decode":
             compared = contenders.decode(_random(count, 1, ndim * bits)[0], ndim, bits, self._present)
@@ -190,7 +185,6 @@ class OrdersSuite(Suite):
         return self._compared(what, case, count, compared)
 
     def order(self, name: str) -> list[Row]:
-        """`order(...)` from the cache."""
         shape, case = self._grid(name)
         perm, rank = order(shape).perm, order(shape).rank
         findings = contenders.visits(perm, shape) | contenders.same("rank[perm[i]] is i", rank[perm], np.arange(len(perm)))
@@ -198,7 +192,6 @@ class OrdersSuite(Suite):
         return self._compared("order", case, 0, {WARM: warm})
 
     def locality(self) -> list[Row]:
-        """Distances to the nearest kept key, by curve and dilation rate."""
         rows, shape, segment = [], self.sizes.near, self.sizes.near_segment
         for curve in CURVES:
             for near in locality_report(order(shape, curve), segment, RATES).kept:

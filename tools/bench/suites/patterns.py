@@ -113,8 +113,6 @@ REPORT = views.Report(
 
 @dataclass(frozen=True)
 class PatternsSuite(Suite):
-    """The shortest measurements first."""
-
     NAME = "patterns"
     SUMMARY = "windows, global tokens and block lists, each beside what else computes them"
     TARGETS = TARGETS
@@ -143,8 +141,10 @@ class PatternsSuite(Suite):
         problem = self.problem(Pattern.of(BlockSparse.bigbird(blocks, sizes.block)), tokens, sizes.masked_heads)
         posed = {OURS: (NATIVE, problem), MASKED: (ways.MASKED, problem)}
         yield ways.step("BigBird", "BigBird, by torch with a mask too", f"{tokens:,} tokens", posed, long, 8)
-        pattern = Pattern.of(_random_blocks(blocks, sizes.block, share))
-        problem = self.problem(pattern, tokens, sizes.chosen_heads, requires_grad=True)
+        scores = torch.rand(blocks, blocks, generator=torch.Generator().manual_seed(0)).fill_diagonal_(2.0)
+        chosen = scores.topk(max(1, blocks // share)).indices  # for each block of queries its own, and others at random
+        layout = torch.zeros(blocks, blocks, dtype=torch.bool).scatter(-1, chosen, True).tolist()
+        problem = self.problem(Pattern.of(BlockSparse(layout, sizes.block)), tokens, sizes.chosen_heads, requires_grad=True)
         words, what = "blocks that each call gives, by torch with a mask too", f"{tokens:,} tokens, 1 in {share}"
         posed = {OURS: (LAYOUT, problem), RENEWED: (NEW_LAYOUT, problem), MASKED: (ways.MASKED, problem)}
         yield ways.step("layouts", words, what, posed, long, 12)
@@ -156,10 +156,3 @@ class PatternsSuite(Suite):
     def problem(self, pattern: Pattern, seq: int, heads: int = 0, **fields: Any) -> Problem:
         """A problem of so many tokens and heads; 0 stands for the default."""
         return Problem(pattern=pattern, seq=seq, heads=heads or self.sizes.heads, head_dim=self.sizes.head_dim, **fields)
-
-
-def _random_blocks(blocks: int, block_size: int, share: int) -> BlockSparse:
-    """For each block of queries its own and others at random, one in `share` in all, the same each time."""
-    scores = torch.rand(blocks, blocks, generator=torch.Generator().manual_seed(0)).fill_diagonal_(2.0)
-    chosen = scores.topk(max(1, blocks // share)).indices
-    return BlockSparse(torch.zeros(blocks, blocks, dtype=torch.bool).scatter(-1, chosen, True).tolist(), block_size)

@@ -86,9 +86,9 @@ def no_gpu(result: RowsResult) -> str | None:
 SLOWEST = "the automatic choice over the fastest that is able, worst of the sweep"
 CHOICE = Target(SLOWEST, WRONG_FROM, 1.05, ratios, lower=True, missing=no_gpu)
 METHOD = (
-    "Whatever is timed is checked against fp64 arithmetic just before. Times of the sweep are medians of calls in turns, by CUDA "
-    "events. Its ratio: the time of the backend that the preference table picks, over that of the fastest that is able; "
-    "numba_cuda, reference and flex are not among them, nor is triton in float32."
+    "Whatever is timed is checked against fp64 arithmetic just before. Times of the sweep are with launches: medians of calls in "
+    "a row, in turns, by CUDA events. Its ratio: the time of the backend that the preference table picks, over that of the "
+    "fastest that is able; numba_cuda, reference and flex are not among them, nor is triton in float32."
 )
 REPORT = Report(
     place="{device_name}, {threads} threads",
@@ -118,6 +118,7 @@ class PreferencesSuite(Suite):
     def steps(self) -> Iterator[SuiteStep]:
         if self.device != "cpu" and not cuda_count():
             raise ValueError("--suite preferences: torch sees no CUDA device; run it where `dilkit info` lists one")
+        selector.requested_backends(self.backend or None)
         problems = [
             layer.problem(
                 dim, self.divisor, device=device_named(self.device),
@@ -133,7 +134,7 @@ class PreferencesSuite(Suite):
         known = {name: backend for name, backend in registry.backends().items() if isinstance(backend, Backend)}
         names = self.backend or [name for name in known if name not in NEVER]
         able = [name for name in names if not known[name].refusals(problem) and name not in LEFT_OUT.get(problem.dtype, ())]
-        runner = CaseRunner(backend_implementations(able), self.repeats, 0.01, self.budget)
+        runner = CaseRunner(backend_implementations(able), self.repeats, 0.01, self.budget, matmul_dtype="")
         row, choice = preference_row(problem), selector.trace(problem, registry.backends(), (), table_preference(problem)).picked
         values = dict(picked=choice or "", row=row.where if row else "no row", shape=asdict(tuned.shape_of(problem)))
         case = dict(problem=str(problem))

@@ -30,7 +30,6 @@ def current(row: Row) -> bool:
 
 
 def ended(row: Row) -> int:
-    """Return the number of trials that were run to their end."""
     return len(row.values["passed"]) + len(row.values["wrong"])
 
 
@@ -96,7 +95,6 @@ DIGITS = 12
 
 @cache
 def digest(backend: str) -> str:
-    """Return the digest of the kernels of `backend`."""
     paths = (path for pattern in SOURCES[backend] for path in FOLDER.glob(pattern) if path.name != NO_SOURCE)
     return code_digest(paths)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -157,10 +157,11 @@ class RingSuite(Suite):
 
     processes: tuple[str, ...] = field(default_factory=transports, metadata=NO_OPTION)
 
-    def prepared(self) -> AbstractContextManager[dict[str, Any]]:
+    @contextmanager
+    def prepared(self) -> Iterator[dict[str, Any]]:
         jobs = {"mpi": f"mpirun ({mpi_version()})", "torch": "torch.distributed with gloo"} if self.processes else {}
         started = ", ".join(jobs[name] for name in self.processes) or "no processes, only threads"
-        return nullcontext(dict(started=f"threads, {started}"))
+        yield dict(started=f"threads, {started}")
 
     def steps(self) -> Iterator[SuiteStep]:
         yield SuiteStep("volumes", "bytes against p", self.volumes)
@@ -194,7 +195,6 @@ class RingSuite(Suite):
         return rows
 
     def fault(self, transport: str, kind: str) -> list[Row]:
-        """Return the seconds until the others know, and what they say."""
         timeout = 0.5 if self.quick else 2.0
         job = ended(transport, FAULT_RANKS, partial(fail, kind=kind, seconds=timeout), limit=60.0)
         return [fault_row(kind, transport, timeout, job)]
@@ -207,14 +207,12 @@ class RingSuite(Suite):
         return [Row(table=table, case=case, who=f"p={ranks}", values=values)]
 
     def race(self) -> list[Row]:
-        """Time a forward and backward pass of configuration A: four ranks with a thread each, beside one with more."""
         kind, ranks, problem = self.processes[0], 2 if self.quick else 4, self.problem("A", requires_grad=True)
         case = dict(tokens=problem.seq, ranks=ranks, transport=kind)
         options: dict[str, Any] = dict(one_rank_threads=self.threads(1), repeats=self.repeats, case=case)
         return run(kind, ranks, partial(rank_jobs.race, problem=problem, **options), limit=600.0)
 
     def million(self) -> list[Row]:
-        """Return forward bytes of one million tokens over eight ranks, counted over threads."""
         problem, ranks = self.problem("million", dtype="bfloat16"), 8
 
         def counted(comm: Comm) -> list[Row]:
@@ -225,7 +223,6 @@ class RingSuite(Suite):
         return run("threads", ranks, counted)
 
     def problem(self, config: str, **fields: Any) -> Problem:
-        """Return the problem of a configuration, or of a quarter of the million."""
         name, divisor = ("million", 4 * self.divisor) if config == QUARTER else (config, self.divisor)
         return CONFIGURATIONS[name].problem(HEAD_DIM, divisor, **fields)
 

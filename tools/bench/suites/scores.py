@@ -85,8 +85,6 @@ REPORT = views.Report(
 
 @dataclass(frozen=True)
 class ScoresSuite(Suite):
-    """The shortest measurements first."""
-
     NAME = "scores"
     SUMMARY = "biases by position and softcaps, beside no bias and beside torch with a matrix of all pairs"
     TARGETS = TARGETS

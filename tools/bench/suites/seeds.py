@@ -76,11 +76,9 @@ class Setting:
     ranks: int = 1
 
     def case(self) -> dict[str, Any]:
-        """Facts of the setting, for a row."""
         return {name: "-".join(map(str, fact)) if isinstance(fact, tuple) else fact for name, fact in vars(self).items()} | PASS
 
     def problem(self, divisor: int = 1) -> Problem:
-        """The problem of the setting, lengths divided by `divisor`."""
         configuration = Configuration(self.seq, self.segment_lengths, self.dilation_rates, self.heads)
         return configuration.problem(HEAD_DIM, divisor, batch=self.batch, dtype=self.dtype)
 
@@ -280,7 +278,6 @@ class SeedsReport(views.Report):
     """A report on what the figures need of a result, which may have other implementations and passes."""
 
     def document(self, *results: RowsResult) -> Document:
-        """Return the document of a result."""
         needed = (*IMPLEMENTATIONS, "ranks", "one rank", "the job")
         return super().document(replace(results[0], rows=tuple(row for row in results[0].rows if row.who in needed)))
 

@@ -167,8 +167,6 @@ REPORT = views.Report(
 
 @dataclass(frozen=True)
 class ServingSuite(Suite):
-    """The shortest measurements first."""
-
     NAME = "serving"
     SUMMARY = "packed sequences, decoding and prefill, each beside what it replaces"
     TARGETS = TARGETS
@@ -188,12 +186,10 @@ class ServingSuite(Suite):
 
     @property
     def rounds(self) -> int:
-        """Samples of long calls."""
         return min(self.repeats, MOST_ROUNDS)
 
     @property
     def model(self) -> str:
-        """Layers and width of the model in words."""
         return "{num_hidden_layers} layers x {hidden_size}".format(**self.sizes.model)
 
     def shorter(self, size: int) -> int:
@@ -205,22 +201,18 @@ class ServingSuite(Suite):
         return Pattern(divided(pattern.segment_lengths, pattern.dilation_rates, self.divisor), pattern.dilation_rates)
 
     def text(self, pattern: Pattern) -> calls.Text:
-        """Return random rows for a pattern, shortened with --quick."""
         return calls.Text(self.shortened(pattern), HEADS, HEAD_DIM)
 
     def lengths(self, count: int, shortest: int, longest: int) -> tuple[int, ...]:
-        """Return so many lengths of sequences."""
         return calls.lengths_of(count, self.shorter(shortest), self.shorter(longest))
 
     def prefill(self) -> list[Row]:
-        """Measure a model of Llama's shape on a prompt, with either attention."""
         pattern, prompt = self.shortened(PREFILLED_PATTERN), self.shorter(PROMPT)
         measured = llama.prefill(self.sizes.model, KV_HEADS[1], pattern, prompt, self.shorter(CHECKED), self.rounds)
         what = f"{self.model}, a prompt of {prompt:,} tokens"
         return _rows("prefill", dict(what=what, tokens=prompt), pattern, measured)
 
     def decoding(self) -> list[Row]:
-        """Measure steps after more and more tokens, all in the same rounds."""
         text, count, limit = self.text(DECODED_PATTERN), self.shorter(STEPS), self.shorter(FULL_LENGTH)
         seen = [self.shorter(tokens) for tokens in SEEN]
         filled = [text.filled(most, count) for most in (limit, seen[-1])]
@@ -243,7 +235,6 @@ class ServingSuite(Suite):
             return calls.rows_of_steps(ONE_THREAD, points, self.repeats)
 
     def many(self, kv_heads: int) -> list[Row]:
-        """Measure sequences of geometrically spaced lengths, on one thread."""
         pattern, lengths = self.shortened(KEPT_PATTERN), self.lengths(*SERVED_LENGTHS)
         with torch_threads(1):
             measured = calls.many_sequences(pattern, lengths, HEADS, kv_heads, HEAD_DIM, self.rounds)
@@ -251,7 +242,6 @@ class ServingSuite(Suite):
         return _rows(MANY, case, pattern, measured)
 
     def generated(self, kv_heads: int) -> list[Row]:
-        """Measure tokens after a long text, on one thread."""
         read, written = self.shorter(READ_TOKENS), self.shorter(WRITTEN)
         with torch_threads(1):
             measured = llama.generated(self.sizes.model, kv_heads, GENERATED_PATTERN, read, written, self.rounds)
@@ -260,7 +250,6 @@ class ServingSuite(Suite):
         return _rows(GENERATED, case, GENERATED_PATTERN, measured)
 
     def packed(self) -> list[Row]:
-        """Measure sequences packed, one by one and padded."""
         pattern, lengths = self.shortened(PACKED_PATTERN), self.lengths(*PACKED_LENGTHS)
         measured = calls.packed_sequences(lengths, pattern, HEADS, HEAD_DIM, self.rounds)
         return _rows("packed", dict(what=f"{_sequences(lengths)}, {SPREAD}", spread=SPREAD), pattern, measured)

@@ -80,7 +80,8 @@ DEFAULTS = SlidesSizes()
 PEAK = views.value("peak_bytes", "peak memory", "bytes")
 BOTH_WAYS = views.fact("tiles", "what"), views.fact("layers"), views.WHO, views.TIME, views.QUARTILES, views.SAMPLES, PEAK
 BESIDE = views.value("peak_bytes", "memory beside weights and inputs", "bytes")
-ONCE = views.label("what", "{passes}, {tiles}"), views.TIME, BESIDE, views.value("held_bytes", "weights and inputs", "bytes")
+PASSES = views.Column("what", lambda row, case: case.label("{passes}, {tiles}"))
+ONCE = PASSES, views.TIME, BESIDE, views.value("held_bytes", "weights and inputs", "bytes")
 PEAKS = views.stored("peak_bytes"), (views.NAMES, Axis("peak memory", "bytes"))
 REPORT = views.Report(
     place=PLACE,
@@ -107,8 +108,6 @@ REPORT = views.Report(
 
 @dataclass(frozen=True)
 class SlidesSuite(Suite):
-    """The shortest measurements first."""
-
     NAME = "slides"
     SUMMARY = "GigaPath's slide encoder beside its published procedure"
     TARGETS = TARGETS
@@ -132,14 +131,12 @@ class SlidesSuite(Suite):
         return SlideEncoder(replace(self.config, depth=depth or self.config.depth)).eval()
 
     def encoder(self) -> list[Row]:
-        """One slide by the published procedure and by dilkit."""
         model, tiles = self.model(), self.sizes.tiles // self.divisor
         inputs = slide(tiles, self.config)
         calls = {PUBLISHED: lambda: published_embedding(model, *inputs), OURS: lambda: model(*inputs)[0]}
         return self.compared(ONE, calls, self.config.depth, tiles)
 
     def several(self) -> list[Row]:
-        """Several slides in one batch and one by one."""
         tiles = [n // self.divisor for n in self.sizes.several]
         model, slides = self.model(self.sizes.several_depth), [slide(n, self.config) for n in tiles]
         features, coords = (pad_sequence([one[i][0] for one in slides], batch_first=True) for i in range(2))
@@ -154,7 +151,7 @@ class SlidesSuite(Suite):
         """Compare the embeddings of all calls with those of the first, then time the calls in turns."""
         case = dict(passes=FORWARD, tiles=listed(*tiles), layers=layers)
         with torch.no_grad():
-            return rows_of(table, case, in_turns(agreeing(calls, max(tiles)), calls, self.rounds))
+            return rows_of(table, case, in_turns(agreeing(calls, max(tiles)), calls, min(self.repeats, MOST_ROUNDS)))
 
     def mass(self) -> list[Row]:
         """Measure `attention_mass` of a long slide, for queries and keys of one layer."""
@@ -166,7 +163,6 @@ class SlidesSuite(Suite):
         return self.once(MASS, tiles, call, query.nbytes + key.nbytes, check)
 
     def long(self) -> list[Row]:
-        """One long slide, once."""
         model, tiles = self.model(), self.sizes.long // self.divisor
         inputs = slide(tiles, self.config)
         with torch.no_grad():
@@ -174,14 +170,8 @@ class SlidesSuite(Suite):
             return self.once(FORWARD, tiles, lambda: model(*inputs), held_bytes)
 
     def once(self, passes: str, tiles: int, call: Call, held_bytes: int, *checks: Check) -> list[Row]:
-        """Measure one call, once."""
         entry = checked(checks, call_once(call)[1])
         return [row_of(LONG, dict(passes=passes, tiles=listed(tiles)), OURS, entry, held_bytes=held_bytes)]
-
-    @property
-    def rounds(self) -> int:
-        """Samples of each call."""
-        return min(self.repeats, MOST_ROUNDS)
 
 
 def listed(*tiles: int) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Any
 
 from dilkit.environment import BF16_SETS
-from dilkit.tools.bench.target import GIB, MIB, Target, Values, each, rate_ratio, stored, time_ratio
+from dilkit.tools.bench.target import GIB, MIB, Target, each, rate_ratio, stored, time_ratio
 from dilkit.tools.report import views
 from dilkit.tools.report.document import Document, Table
 from dilkit.tools.report.targets import TITLE, limit, suite_sentence, worst_first
@@ -42,18 +42,15 @@ def _over(other: str, passes: str, must: float, aim: float) -> Target:
     return Target(f"{passes}: {other}'s time / native's, worst", must, aim, time_ratio(FORMS, other, OURS, "{of}", **facts))
 
 
-def _no_pairs(result: RowsResult) -> str | None:
-    return None if result.facts["isa"] in BF16_SETS else f"{result.facts['code']} has no dot products of bf16 pairs"
-
-
 def _other_code(isa: str, result: RowsResult) -> str | None:
     return None if result.facts["isa"] == isa else f"{result.facts['code']} runs"
 
 
 def _trained(isa: str, must: float, aim: float) -> Target:
     ratio, name = time_ratio("dtypes", "float32", "bfloat16", "d={head_dim}", backward=True), "A, forward + backward, all threads"
-    read: Callable[[RowsResult], Values] = lambda result: {} if _other_code(isa, result) else ratio(result)  # noqa: E731
-    return Target(f"{name}: fp32's time / bf16's, on {isa}", must, aim, read, missing=partial(_other_code, isa))
+    other = partial(_other_code, isa)
+    title = f"{name}: fp32's time / bf16's, on {isa}"
+    return Target(title, must, aim, lambda result: {} if other(result) else ratio(result), missing=other)
 
 
 D, N, OF_PEAK = "d={head_dim}", "native's, worst", f"nominal rate / ({SHARED} x peak)"
@@ -84,7 +81,9 @@ TARGETS = (
     Target("A, all threads: torch's dense attention / native", 8, 12, time_ratio("dense", "dense", OURS, D)),
     Target(
         "A, all threads: fp32's time / bf16's", 1.4, 1.9, time_ratio("dtypes", "float32", "bfloat16", D, backward=False),
-        missing=_no_pairs,
+        missing=lambda result: (
+            None if result.facts["isa"] in BF16_SETS else f"{result.facts['code']} has no dot products of bf16 pairs"
+        ),
     ),
     *(_trained(*limits) for limits in (("amx", 2.0, 3.0), ("avx512bf16", 1.0, 1.5), ("avx2", 0.97, 1.0))),
     Target(
@@ -92,11 +91,6 @@ TARGETS = (
         time_ratio("encoder", PUBLISHED, OURS, "{tiles:,} tiles"), missing=partial(_other_code, "amx"),
     ),
 )  # fmt: skip
-
-
-def _peak_cell(row: Row, case: CaseRows) -> str:
-    share = _of_peak(row, case)
-    return "-" if share is None else f"{share:.0%}"
 
 
 def _notes(result: RowsResult) -> Iterator[str]:
@@ -115,7 +109,6 @@ class CpuReport(views.Report):
     """A report of several machines side by side: rows have the fact "machine"."""
 
     def document(self, *results: RowsResult) -> Document:
-        """Return the document of all machines' results."""
         rows = (replace(row, case=dict(machine=machine(one)) | row.case) for one in results for row in one.rows)
         document = self.made(replace(results[0], rows=tuple(rows)), _machine_table({machine(one): one for one in results}))
         headline = tuple(line for one in results for line in self.headline(one))
@@ -123,7 +116,6 @@ class CpuReport(views.Report):
         return replace(document, headline=headline, notes=notes)
 
     def sentence(self, *results: RowsResult) -> str:
-        """Return a sentence for each machine."""
         return " ".join(suite_sentence(one, self.sentences, machine(one)) for one in results)
 
 
@@ -166,7 +158,8 @@ REPORT = CpuReport(
             (
                 *(WHAT, views.WHO, views.TIME, views.QUARTILES, views.SAMPLES),
                 views.Column("GFLOP/s", lambda row, case: f"{row.gflops:,.0f}"),
-                *(views.Column("of the peak", _peak_cell), views.over(OURS, "time / native's")),
+                views.Column("of the peak", lambda row, case: "-" if (rate := _of_peak(row, case)) is None else f"{rate:.0%}"),
+                views.over(OURS, "time / native's"),
             ),
         ),
     ),

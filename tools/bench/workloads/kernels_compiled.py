@@ -49,7 +49,6 @@ COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 
 
 def main() -> int:
-    """Compile every kernel for every kind of GPU, and write what the compiler says of it."""
     argparse.ArgumentParser(description=f"compiles every CUDA kernel for every kind of GPU, and writes {OUT}").parse_args()
     wanted = [*builds(), *step_builds()]
     version = ".".join(map(str, cuda_compile.compiler_version()))
@@ -92,7 +91,6 @@ class Build:
 
     @property
     def keys(self) -> list[Key]:
-        """Keys of its rows."""
         facts = self.architecture, self.dtype, self.head_dim, self.form, self.kernel.tile_rows
         return [(name, *facts) for name in self.names]
 
@@ -123,14 +121,13 @@ def builds(
 
 
 def step_builds(
-    capabilities: Iterable[Capability] = CAPABILITIES,
     head_dims: Iterable[int] = HEAD_DIMS,
     dtypes: Iterable[str] = tuple(STORAGE),
     groups: Iterable[int] = (1, 2, 4, MOST_GROUP),
 ) -> list[Build]:
     """Return the compilations of steps of decoding, for stored rows of every dtype, and groups of so many query heads."""
     step_kernels = []
-    for capability, dtype, head_dim, group in product(capabilities, dtypes, head_dims, groups):
+    for capability, dtype, head_dim, group in product(CAPABILITIES, dtypes, head_dims, groups):
         for stored in (dtype, *STORED[dtype]):
             sizes: dict[str, Any] = dict(seq=1, heads=group, kv_heads=1, head_dim=head_dim, is_causal=True)
             kernel = kernel_of(Problem(pattern=Pattern.dense(), dtype=dtype, stored=stored, **sizes), capability)

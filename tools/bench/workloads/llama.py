@@ -44,7 +44,6 @@ class Llama:
         return logits
 
     def generate(self, attention: str, tokens: Tensor, **options: Any) -> Any:
-        """Write tokens, greedily."""
         self.model.set_attn_implementation(attention)
         return self.model.generate(tokens, do_sample=False, pad_token_id=0, **options)
 

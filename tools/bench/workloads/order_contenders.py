@@ -82,8 +82,6 @@ def permutation(shape: tuple[int, ...], packages: Sequence[HilbertCurve]) -> Con
 
 
 def encode(axes: Array, bits: int, packages: Sequence[HilbertCurve]) -> Contenders:
-    """Codes of points."""
-
     def check(one: HilbertCurve, codes: Any) -> Findings:
         return same("decode gives the points back", np.stack(one.decoder(codes, len(axes), bits)()), axes)
 
@@ -91,8 +89,6 @@ def encode(axes: Array, bits: int, packages: Sequence[HilbertCurve]) -> Contende
 
 
 def decode(codes: Array, ndim: int, bits: int, packages: Sequence[HilbertCurve]) -> Contenders:
-    """Points of codes."""
-
     def check(one: HilbertCurve, cells: Any) -> Findings:
         return same("encode gives the codes back", one.encoder(np.stack(cells), bits)(), codes)
 
@@ -143,7 +139,6 @@ def visits(indices: Array, shape: Sequence[int]) -> Findings:
 
 
 def same(what: str, left: Any, right: Array) -> Findings:
-    """Check that two results are the same."""
     return {what: np.array_equal(np.asarray(left), right)}
 
 
@@ -197,7 +192,8 @@ class HilbertSFC:
                 out[d] = index
 
         loop = filling(out, importlib.import_module("numba").njit(fill))
-        return min(lambda: row_major(decode(), bits, out), loop, key=_seconds_of)
+        calls: tuple[Call, ...] = (lambda: row_major(decode(), bits, out), loop)
+        return min(calls, key=lambda call: min(time_interleaved({"": call}, repeats=3)[""].samples))
 
 
 def _hilbertsfc(name: str) -> Any:
@@ -205,8 +201,6 @@ def _hilbertsfc(name: str) -> Any:
 
 
 def filling(out: Array, engine: Any, *arguments: Any) -> Call:
-    """Make the call of an engine that writes to `out`."""
-
     def fill() -> Array:
         engine(out, *arguments)
         return out
@@ -221,11 +215,6 @@ def row_major(axes: Any, bits: int, out: Array) -> Array:
         np.left_shift(out, bits, out=out)
         np.bitwise_or(out, axis, out=out)
     return out
-
-
-def _seconds_of(call: Call) -> float:
-    """Return the fastest of three calls after a first one, which may still compile."""
-    return min(time_interleaved({"": call}, repeats=3)[""].samples)
 
 
 def _narrow(bits: int) -> type[np.unsignedinteger[Any]]:

@@ -59,22 +59,22 @@ def memory(comm: Comm, problem: Problem, keep: str) -> dict[str, int]:
     return dict(peak_bytes=max(peaks_of(comm, step)), tensors_bytes=problem.seq * by_query * 4 // comm.size)
 
 
-def memory_note(alone: bool, device: str = "cpu") -> str | None:
+def memory_note(alone: bool) -> str | None:
     """Return the reason why the memory of a rank cannot be measured, or None. `alone`: no other rank is in its process."""
     if not alone:
         return "all ranks are in one process"
     try:
-        check_peak_memory(device)
+        check_peak_memory("cpu")
     except MeasureError as error:
         return str(error)
     return None
 
 
-def peaks_of(comm: Comm, step: Callable[[], Any], device: str = "cpu") -> list[int]:
+def peaks_of(comm: Comm, step: Callable[[], Any]) -> list[int]:
     """Return the peak bytes of a step on each rank, all having begun together."""
-    check_peak_memory(device)
+    check_peak_memory("cpu")
     comm.share(b"", "beginning together")
-    return gather_values(comm, peak_memory(step, device))
+    return gather_values(comm, peak_memory(step))
 
 
 def race(comm: Comm, problem: Problem, one_rank_threads: int, repeats: int, case: Case) -> list[Row]:
@@ -92,7 +92,6 @@ def beside_one_rank(call: RanksCall, one_rank_threads: int, repeats: int) -> dic
         whole = Tensors.random(call.problem) if comm.rank == 0 else None
 
         def alone() -> None:
-            """Make one rank's call on rank 0."""
             if whole is not None:
                 with torch_threads(one_rank_threads):
                     backend_implementations(["native"])[0].once(whole, call.problem)

@@ -44,7 +44,6 @@ class PeerScheme(RanksCall):
 
     @property
     def rows(self) -> int:
-        """Tokens of a shard."""
         return self.problem.seq // self.comm.size
 
     def once(self, inputs: Tensors) -> Results:
@@ -107,7 +106,6 @@ class FullRing(PeerScheme):
         return out, dquery, *behind.wait().view(block.shape).chunk(2)
 
     def _to_next(self, rows: Tensor) -> Pending:
-        """Begin to send a shard to the next rank, and to receive one from the rank before."""
         size, sends, receives = self.comm.size, [0] * self.comm.size, [0] * self.comm.size
         sends[(self.comm.rank + 1) % size] = receives[(self.comm.rank - 1) % size] = 2 * self.rows
         return self.comm.exchange(rows.view(2 * self.rows, -1), sends, receives, "keys and values, or gradients")
@@ -179,7 +177,6 @@ class Ulysses(PeerScheme):
         return [*received.reshape(len(tensors), 1, self.rows, -1, d)]
 
     def _to_all(self, parts: Tensor) -> Tensor:
-        """Send part t of `parts` to rank t."""
         flat = parts.reshape(-1, parts.shape[-2] * parts.shape[-1]).contiguous()
         counts = [len(flat) // self.comm.size] * self.comm.size
         return self.comm.exchange(flat, counts, counts, "rows or heads").wait().view(parts.shape)
