@@ -42,7 +42,6 @@ def by_cells(layer: NeighborhoodAttention2D, x: Tensor) -> Tensor:
 
 
 def unfolded(layer: MultiDilatelocalAttention, x: Tensor) -> Tensor:
-    """Compute the layer with `nn.Unfold`, which pads edges with zeros, one group of channels at a time."""
     (batch, height, width, dim), groups, size = x.shape, len(layer.dilation), layer.kernel_size
     by_group = layer.qkv(x.permute(0, 3, 1, 2)).view(batch, 3, groups, dim // groups, height, width).unbind(2)
     parts = []
@@ -144,7 +143,6 @@ class PlainAttention(nn.Module):
 
 
 def matrix(coordinates: Tensor) -> Tensor:
-    """`(batch, heads, 1 + tiles, 1 + tiles)` of `(batch, tiles, 2)`: no bias in the row and the column of the class token."""
     batch, tiles, _ = coordinates.shape
     bias = torch.zeros(batch, 3, 1 + tiles, 1 + tiles, dtype=coordinates.dtype)
     bias[:, :, 1:, 1:] = -alibi_slopes(3).to(bias)[:, None, None] * torch.cdist(coordinates, coordinates)[:, None]

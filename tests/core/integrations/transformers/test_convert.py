@@ -60,7 +60,6 @@ def test_patterns_by_layer_and_a_second_conversion() -> None:
 
 
 def of_two_kinds() -> Any:
-    """Make layers of two kinds; the second has no number, as Zamba's shared layers."""
     model = llama(layer_types=["full_attention"] * 2)
     model.model.layers[1].self_attn.layer_idx = None
     return model
