@@ -15,11 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dilkit.backend import COUNT, Backend, Limits
 from dilkit.backends.ignored_keys import weighted
-from dilkit.backends.packed_sequences import backward_each, forward_each
+from dilkit.backends.packed_sequences import backward_each, each_of_batch, forward_each
 from dilkit.bias.form import BIASES, LoweredBias
 from dilkit.checks import one_of
 from dilkit.inputs import Inputs
@@ -51,6 +51,7 @@ class Reference(Backend):
         devices=None,
         varlen=True,
         kv_cache=True,
+        query_offset=True,
         stored=frozenset({*DTYPES, "int8"}),
         dropout=True,
         softcap=True,
@@ -73,6 +74,8 @@ class Reference(Backend):
             return forward_each(self, inputs, problem)
         if inputs.cache_seqlens is not None:
             return self._last_rows(inputs, problem)
+        if inputs.query_offset is not None:
+            return _joined([self.forward(own, one) for _, own, one in each_of_batch(inputs, problem)])
         if inputs.block_layout is not None:
             return _joined([self.forward(own, one) for _, own, one in _with_layouts(inputs, problem)])
         import torch
@@ -92,6 +95,9 @@ class Reference(Backend):
 
         if inputs.cu_seqlens is not None:
             return backward_each(self, dout, inputs, out, lse, problem)
+        if inputs.query_offset is not None:
+            parts = [self.backward(dout[r], own, out[r], lse[r], one) for r, own, one in each_of_batch(inputs, problem)]
+            return tuple(torch.cat(x) if i < 3 else torch.stack(x).sum(0) for i, x in enumerate(zip(*parts, strict=True)))
         if inputs.block_layout is not None:
             layouts = _with_layouts(inputs, problem)
             parts = [self.backward(dout[rows], own, out[rows], lse[rows], one) for rows, own, one in layouts]
@@ -116,7 +122,8 @@ class Reference(Backend):
                 from dilkit.bias.evaluated import gradient
 
                 keys = torch.arange(k.shape[-2], device=k.device)
-                dbias += gradient(bias, dscores.flatten(1, 2), torch.arange(rows.start, rows.stop, device=k.device), keys)
+                positions = torch.arange(rows.start, rows.stop, device=k.device) + (problem.query_offset or 0)
+                dbias += gradient(bias, dscores.flatten(1, 2), positions, keys)
             dscores = dscores * problem.scale if slope is None else (dscores * (slope * problem.scale)).masked_fill(unseen, 0.0)
             dq[..., rows, :] = weighted(dscores, k)
             dk += weighted(dscores.mT, q[..., rows, :]).sum(2, keepdim=True)
@@ -135,7 +142,9 @@ class Reference(Backend):
         for b, length in enumerate(inputs.cache_seqlens.tolist()):
             query, key, value = (x[b : b + 1] for x in inputs[:3])
             sequence = Inputs(query, key[:, :length], value[:, :length], bias=_bias_of(inputs.bias, b, length))
-            parts.append(self.forward(sequence, replace(problem, batch=1, seq=length, kv_cache=False)))
+            rows = query.shape[1]
+            posed = replace(problem, batch=1, seq=length, kv_cache=False, queries=rows, query_offset=length - rows)
+            parts.append(self.forward(sequence, posed))
         return _joined(parts)
 
     def _by_head(self, x: Tensor, problem: Problem) -> Tensor:
@@ -191,16 +200,17 @@ def _as(bias: LoweredBias, dtype: torch.dtype) -> LoweredBias:
 def _score_blocks(q: Tensor, k: Tensor, problem: Problem, inputs: Inputs) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
     """Query blocks, as slices of rows, with their scores `(batch, kv_heads, group, rows, seq)`: -inf where nothing is seen.
 
-    The last is the derivative of the softcap, where there is one. `q` holds all rows of the sequence, or the last ones.
+    The last is the derivative of the softcap, where there is one.
     """
     import torch
 
     seq, heads, kv_heads = problem.seq, problem.heads, problem.kv_heads
-    first, mask = seq - q.shape[-2], inputs.key_padding_mask
-    block_rows = max(1, BLOCK_SCORES // max(1, problem.batch * heads * seq))
-    for start in range(first, seq, block_rows):
-        rows = torch.arange(start, min(start + block_rows, seq), device=q.device)
-        count = problem.pattern.count_rows(rows, seq, heads, kv_heads=kv_heads, is_causal=problem.is_causal)
+    first, mask = problem.query_offset or 0, inputs.key_padding_mask
+    end, block_rows = first + q.shape[-2], max(1, BLOCK_SCORES // max(1, problem.batch * heads * seq))
+    for start in range(first, end, block_rows):
+        rows = torch.arange(start, min(start + block_rows, end), device=q.device)
+        options: Any = dict(kv_heads=kv_heads, is_causal=problem.is_causal, span=range(first, end))
+        count = problem.pattern.count_rows(rows, seq, heads, **options)
         added = count.to(q.dtype).log().view(kv_heads, heads // kv_heads, len(rows), seq)
         unseen = (added == -math.inf).expand(problem.batch, -1, -1, -1, -1)
         if inputs.bias is not None:
@@ -222,7 +232,8 @@ def _factors(dropout: Dropout, rows: slice, p: Tensor, problem: Problem) -> Tens
     """Return dropout's factors for a block of probabilities `p` `(batch, kv_heads, group, rows, seq)`; 0 where dropped."""
     import torch
 
-    queries, keys = torch.arange(rows.start, rows.start + p.shape[3]), torch.arange(p.shape[4])
+    first = rows.start + max(problem.query_offset or 0, 0)
+    queries, keys = torch.arange(first, first + p.shape[3]), torch.arange(p.shape[4])
     survives = dropout.kept(problem.heads, queries.to(p.device), keys.to(p.device), problem.batch)
     return survives.view(p.shape).to(p.dtype) * dropout.factor
 

@@ -88,7 +88,10 @@ class Reordering:
         plans = [reorder_plan(order, self.cuts, self.comm.rank, tensors[0].device) for order in self.orders]
         routes = [(plan.along, plan.row_major) if inverse else (plan.row_major, plan.along) for plan in plans]
         by_order = [list(parts) for parts in dealt]
-        tables = [_pack(parts, source.rows) for parts, (source, _) in zip(by_order, routes, strict=True)]
+        tables = [
+            pack_columns(*(x.index_select(1, source.rows).transpose(0, 1).reshape(len(source.rows), _width(x)) for x in parts))
+            for parts, (source, _) in zip(by_order, routes, strict=True)
+        ]
         arrived = self._exchange(tables, routes, step)
         moved = [
             _unpack(table.index_select(0, target.places), parts)
@@ -107,10 +110,6 @@ class Reordering:
         arrived = self.comm.exchange(message[:, None], send_counts, recv_counts, step).wait().view(-1)
         parts = torch.split(arrived, [size for from_rank in zip(*received, strict=True) for size in from_rank])
         return [torch.cat(parts[i :: len(tables)]).view(-1, width) for i, width in enumerate(widths)]
-
-
-def _pack(parts: list[Tensor], rows: Tensor) -> Tensor:
-    return pack_columns(*(x.index_select(1, rows).transpose(0, 1).reshape(len(rows), _width(x)) for x in parts))
 
 
 def _unpack(table: Tensor, like: list[Tensor]) -> list[Tensor]:

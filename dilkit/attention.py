@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dilkit.bias.base import Bias
 from dilkit.checks import boolean
 from dilkit.inputs import Inputs
+from dilkit.op._facts import same_width
 from dilkit.op.arguments import call_of
+from dilkit.op.offsets import equal_widths, with_offset
 from dilkit.op.operators import attend
 from dilkit.packed.attention import attend_nested
 from dilkit.pattern import Pattern
@@ -30,6 +33,7 @@ def dilated_attention(
     bias: Bias | None = None,
     softcap: float | None = None,
     block_layout: Tensor | None = None,
+    query_offset: int | Tensor | None = None,
     backend: str | Sequence[str] | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -42,7 +46,8 @@ def dilated_attention(
     `out = 0`, `lse = -inf` and zero gradients.
 
     - `query`: `(batch, seq, heads, head_dim)`, float64, float32, bfloat16 or float16, with a contiguous last dimension.
-    - `key`, `value`: `(batch, seq, kv_heads, head_dim)` like `query`; `kv_heads` divides `heads`.
+    - `key`, `value`: `(batch, keys, kv_heads, head_dim)` like `query`; `kv_heads` divides `heads`. `value` may have another
+      head_dim, which is then that of `out`.
     - `is_causal`: the count is 0 for j > i.
     - `key_padding_mask`: bool `(batch, seq)`; the count is 0 for keys where it is True.
     - `sink`: floating-point `(heads,)`, a learned logit for each head, with a gradient: that of one more key, of value 0, which
@@ -60,6 +65,10 @@ def dilated_attention(
     - `block_layout`: which blocks see which, where the pattern has a branch `BlockSparse(None, block_size)`; no plan is made of
       it. Bools `(batch or 1, heads or 1, blocks, blocks)` for rows and columns of blocks, or the numbers of the blocks that each
       block of queries sees, int64 or int32 `(batch or 1, kv_heads or 1, blocks, k)`, -1 for none.
+    - `query_offset`: the position of the first query among the keys, an integer, or int32 `(batch,)`. By default, with as many
+      queries as keys, query i is key i; with other numbers of both, the last query is the last key under causality, and else
+      the first query has the position 0. Queries before the first key see what windows and strides show them. Under
+      `torch.compile(fullgraph=True)` an offset that changes has to be a tensor.
     - `backend`: a name, or names in order of preference. By default `dilkit.use_backend` decides, then `DILKIT_BACKEND`, then
       what suits the problem and the device (`dilkit.explain`).
     - `return_lse`: whether to return `lse` too.
@@ -97,9 +106,16 @@ def dilated_attention(
     if getattr(query, "is_nested", False):
         options: Any = dict(is_causal=is_causal, sink=sink, scale=scale, dropout_p=dropout_p, backend=backend)
         options |= dict(bias=bias, softcap=softcap)
-        if block_layout is not None:
-            raise ValueError("block_layout goes with no jagged tensors; compute sequences of one length as a batch")
+        if block_layout is not None or query_offset is not None:
+            name = "block_layout" if query_offset is None else "query_offset"
+            raise ValueError(f"{name} goes with no jagged tensors; compute sequences of one length as a batch")
         return attend_nested(query, key, value, pattern, key_padding_mask, return_lse, **options)
+    width = offset = None
+    if torch.compiler.is_compiling() or not same_width(key, value):
+        query, key, value, scale, width = equal_widths(query, key, value, scale)
     inputs = Inputs(query, key, value, key_padding_mask, block_layout=block_layout, sink=sink)
-    out, lse = attend(*call_of(inputs, pattern, is_causal, scale, backend, dropout_p, bias, softcap))
+    if query_offset is not None:
+        inputs, offset = with_offset(inputs, query_offset)
+    out, lse = attend(*call_of(inputs, pattern, is_causal, scale, backend, dropout_p, bias, softcap, query_offset=offset))
+    out = out if width is None else out[..., :width]
     return (out, lse) if return_lse else out

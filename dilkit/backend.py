@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dilkit.checks import boolean, integer
 from dilkit.device import Capability, Device, check_capability
 from dilkit.pattern import OFFSETS, OVERLAPS, DilatedSegment
-from dilkit.pattern.lowering import Band, GivenBlocks, Segments, Unlowered
+from dilkit.pattern.lowering import GivenBlocks, Segments, Unlowered
 from dilkit.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
@@ -88,6 +88,8 @@ class Limits:
     """Whether sequences of different lengths may be packed one after the other (`Inputs.cu_seqlens`)."""
     kv_cache: bool = False
     """Whether the last rows alone may be computed, against a cache of keys and values (`Inputs.cache_seqlens`)."""
+    query_offset: bool = False
+    """Whether there may be other queries than keys (`Problem.queries`)."""
     stored: frozenset[str] = frozenset()
     """Dtypes of stored rows, of a backend with the decoding protocol (`dilkit.decoding.protocol`)."""
     dropout: bool = False
@@ -170,6 +172,9 @@ class Limits:
         for code, (wanted, can) in features.items():
             if wanted and not can:
                 refusals.append(Refusal(code, "yes", "not supported"))
+        if problem.queries is not None and not self.query_offset:
+            value = f"{problem.queries:,} for {problem.seq:,} keys"
+            refusals.append(Refusal("queries", value, "query i has to be key i", "another backend, such as reference"))
         if problem.dropout_p and not self.dropout:
             dropout_p = f"{problem.dropout_p:g}"
             refusals.append(Refusal("dropout_p", dropout_p, "drops no weights", "dropout_p=0, or another backend"))
@@ -204,15 +209,6 @@ class Limits:
         names = {form.name for form in beyond}
         hint = 'backend="native" on a CPU, "flex" on a GPU' if GivenBlocks.name in names else ""
         return [Refusal("branch kind", refused, f"shown as {_listed(names)}; computes {_listed(self.forms)}", hint)]
-
-
-def one_sided_refusals(problem: Problem) -> list[Refusal]:
-    """Where bands are taken to reach as far ahead as back: those that do not, of a problem that is not causal."""
-    beyond = [form for form in problem.forms if isinstance(form, Band) and form.back != form.ahead and not problem.is_causal]
-    if not beyond:
-        return []
-    kinds = _listed({problem.pattern.branches[form.branch].kind for form in beyond})
-    return [Refusal("branch kind", kinds, "a band that reaches as far ahead as back is needed, or is_causal=True")]
 
 
 def offset_refusals(problem: Problem) -> list[Refusal]:

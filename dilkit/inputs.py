@@ -55,6 +55,11 @@ class Inputs(NamedTuple):
     sink: Tensor | None = None
     """A logit a head, `(heads,)`: it is added to the results of a backend, which need not look at it."""
 
+    cu_seqlens_k: Tensor | None = None
+    """Of packed sequences whose keys are not their queries: where the keys of each begin, as `cu_seqlens` says it of queries."""
+    query_offset: Tensor | None = None
+    """The position among the keys of the first query of each element of a batch or packed sequence, int32 `(batch,)`."""
+
     @property
     def learned(self) -> tuple[str, ...]:
         """Names of `LEARNED` of which a backward pass returns gradients."""

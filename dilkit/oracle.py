@@ -14,6 +14,8 @@ from dilkit.bias.base import Bias
 from dilkit.op.block_layout import with_layouts
 from dilkit.op.dropout import Dropout
 from dilkit.pattern import Pattern
+from dilkit.pattern.pattern import check_entries
+from dilkit.problem import default_offset
 
 
 def oracle_attention(
@@ -30,6 +32,7 @@ def oracle_attention(
     bias: Bias | None = None,
     softcap: float | None = None,
     block_layout: Tensor | None = None,
+    query_offset: int | None = None,
     dtype: str = "float64",
 ) -> tuple[Tensor, Tensor]:
     """Compute one softmax over the count matrix, as a matrix, differentiable by autograd.
@@ -43,7 +46,7 @@ def oracle_attention(
         softcap * tanh(scale * q_i . k_j / softcap) + bias(h, i, j) + log count[h, i, j]
 
     that of the key of zeros is the logarithm of its count alone. With `block_layout` each sequence of the batch has a pattern of
-    its own.
+    its own. Query i has the position `query_offset + i` among the keys (`dilkit.op.offsets`).
 
     Shapes as in `dilkit.dilated_attention`; returns `out` `(batch, seq, heads, head_dim)` and `lse` `(batch, heads, seq)`,
     both in `dtype`, in which all of the arithmetic happens. Memory is O(heads * seq**2): for small problems.
@@ -60,19 +63,23 @@ def oracle_attention(
             parts.append(oracle_attention(q, k, v, with_layout, **options))
         return torch.cat([out for out, _ in parts]), torch.cat([lse for _, lse in parts])
     q, k, v = (x.to(getattr(torch, dtype)).transpose(1, 2) for x in (query, key, value))
-    batch, heads, seq, head_dim = q.shape
-    group = heads // k.shape[1]
+    batch, heads, queries, head_dim = q.shape
+    group, seq = heads // k.shape[1], k.shape[2]
     k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
-    count = pattern.count(seq, heads, kv_heads=heads // group, is_causal=is_causal).to(q.device)
+    offset = default_offset(queries, seq, is_causal) if query_offset is None else query_offset
+    check_entries(queries, heads, seq)
+    rows, keys = offset + torch.arange(queries, device=q.device), torch.arange(seq, device=q.device)
+    span = range(offset, offset + queries)
+    count = pattern.count_rows(rows, seq, heads, kv_heads=heads // group, is_causal=is_causal, span=span)
     if key_padding_mask is not None:
         count = count * ~key_padding_mask[:, None, None, :]
         k, v = (x.masked_fill(key_padding_mask[:, None, :, None], 0.0) for x in (k, v))  # which may be NaN there
-    rows = torch.arange(seq, device=q.device)
     k, v, count = with_zero_keys(k, v, count, zero_keys(pattern, rows, seq, heads, heads // group, is_causal))
-    added = None if bias is None else bias_of_rows(bias, rows, rows, batch, q.dtype)
-    factors = None if dropout is None else dropout.kept(heads, rows, rows, batch).to(q.dtype) * dropout.factor
+    added = None if bias is None else bias_of_rows(bias, rows, keys, batch, q.dtype)
+    places = rows - min(offset, 0)
+    factors = None if dropout is None else dropout.kept(heads, places, keys, batch).to(q.dtype) * dropout.factor
     out, lse = softmax_of_count(q, k, v, count, head_dim**-0.5 if scale is None else scale, sink, factors, added, softcap)
-    return out.transpose(1, 2), lse.expand(batch, heads, seq)
+    return out.transpose(1, 2), lse.expand(batch, heads, queries)
 
 
 def oracle_attention_varlen(
@@ -83,20 +90,27 @@ def oracle_attention_varlen(
     lengths: Sequence[int],
     dropout: Dropout | None = None,
     bias: Bias | None = None,
+    key_lengths: Sequence[int] = (),
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Compute `oracle_attention` of each sequence of these `lengths`, packed one after the other in a batch of 1."""
-    starts = [stop - length for stop, length in zip(accumulate(lengths), lengths, strict=True)]
-    alike: dict[tuple[int, int], list[int]] = {}
-    for number, length in enumerate(lengths):
-        alike.setdefault((length, 0 if dropout is None else number), []).append(number)
+    """Compute `oracle_attention` of each sequence of these `lengths`, packed one after the other in a batch of 1.
+
+    `key_lengths`: those of the keys, if they are others.
+    """
+    of_keys = key_lengths or lengths
+    row_starts, key_starts = ([0, *accumulate(some)] for some in (lengths, of_keys))
+    alike: dict[tuple[int, int, int], list[int]] = {}
+    for number, sizes in enumerate(zip(lengths, of_keys, strict=True)):
+        alike.setdefault((*sizes, 0 if dropout is None else number), []).append(number)
     parts, places = [], []
-    for (length, _), numbers in alike.items():  # sequences of equal length are a batch: there may be thousands of short ones
-        firsts = torch.tensor([starts[n] for n in numbers], device=query.device)
-        rows = firsts[:, None] + torch.arange(length, device=query.device)
+    for (length, seq, _), numbers in alike.items():  # sequences of equal length are a batch: there may be thousands of short ones
+        rows, keys = (
+            torch.tensor([starts[n] for n in numbers], device=query.device)[:, None] + torch.arange(count, device=query.device)
+            for starts, count in ((row_starts, length), (key_starts, seq))
+        )
         options["dropout"] = None if dropout is None else dropout.of_sequence(numbers[0])
-        options["bias"] = None if bias is None else bias.of_rows(rows)
-        out, lse = oracle_attention(query[0, rows], key[0, rows], value[0, rows], pattern, **options)
+        options["bias"] = None if bias is None else bias.of_rows(keys)
+        out, lse = oracle_attention(query[0, rows], key[0, keys], value[0, keys], pattern, **options)
         parts.append((out.flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)))
         places.append(rows.flatten())
     order = torch.cat(places).argsort()
@@ -117,10 +131,10 @@ def oracle_attention_last(
     """Compute the `last` rows of `oracle_attention` of each sequence of a batch; sequence b has `lengths[b]` rows."""
     parts = []
     for b, length in enumerate(lengths):
-        q, k, v = (x[b : b + 1, :length] for x in (query, key, value))
+        q, (k, v) = query[b : b + 1, length - last : length], (x[b : b + 1, :length] for x in (key, value))
         options["bias"] = None if bias is None else bias.of_sequence(b, length)
-        parts.append(oracle_attention(q, k, v, pattern, **options))
-    return torch.cat([out[:, -last:] for out, _ in parts]), torch.cat([lse[:, :, -last:] for _, lse in parts])
+        parts.append(oracle_attention(q, k, v, pattern, query_offset=length - last, **options))
+    return torch.cat([out for out, _ in parts]), torch.cat([lse for _, lse in parts])
 
 
 def softmax_of_count(

@@ -49,7 +49,7 @@ class Problem:
 
     pattern: Pattern
     seq: int
-    """Tokens of a sequence."""
+    """Tokens of a sequence: keys, and queries unless `queries` says otherwise."""
     heads: int
     """Query heads."""
     head_dim: int
@@ -80,6 +80,10 @@ class Problem:
     """Scores are `softcap * tanh(score / softcap)` before the bias; 0 for none."""
     bias: BiasForm | None = None
     """What kind of bias is added to the scores."""
+    queries: int | None = None
+    """Queries of a sequence, of packed ones of the longest, where query i is not key i; None where it is."""
+    query_offset: int | None = 0
+    """The position of the first query among the keys; None where each call says it."""
     scale: float = _FROM_THE_REST
     """The factor of the scores; by default `head_dim ** -0.5`."""
     encoded: ClassVar[Any] = None
@@ -105,19 +109,35 @@ class Problem:
             raise ValueError(f"softcap={softcap:g} must be at least 0, for none")
         object.__setattr__(self, "softcap", softcap)
         check_type("bias", self.bias, (BiasForm, type(None)), "a dilkit.bias.form.BiasForm is needed")
+        if self.queries is not None:
+            object.__setattr__(self, "queries", integer("queries", self.queries, at_least=0))
+        if self.query_offset is not None:
+            object.__setattr__(self, "query_offset", integer("query_offset", self.query_offset))
+        if self.queries is None and self.query_offset != 0:
+            raise ValueError(f"query_offset={self.query_offset} goes with queries=, their number; both are needed")
         self._check_sizes()
         if not (self.varlen or self.kv_cache or self.stored):  # of these, only the lengths of the sequences say
-            self.pattern.check_seq(self.seq)
+            end = 0 if self.queries is None or self.query_offset is None else self.query_offset + self.queries
+            self.pattern.check_seq(max(self.seq, end))
 
     def _check_sizes(self) -> None:
         sizes = self.batch, self.seq, self.heads, self.head_dim
         if DTYPE_BYTES[self.dtype] * math.prod(size or 1 for size in sizes) > LONGEST:
             named = "batch={}, seq={}, heads={}, head_dim={}".format(*sizes)
             raise ValueError(f"{named} of {self.dtype} are more than the {LONGEST} bytes that a tensor can have")
-        numbered = self.batch, self.seq, self.first_head + self.heads
+        numbered = self.batch, self.span, self.first_head + self.heads
         if self.dropout_p and any(size > most for size, most in zip(numbered, MOST_DROPPED, strict=True)):
             most = "batch, seq and heads can be at most {:,}, {:,} and {:,}".format(*MOST_DROPPED)
             raise ValueError(f"{self}: {most} with dropout_p={self.dropout_p:g}; use dropout_p=0, or split the tensors")
+
+    @property
+    def span(self) -> int:
+        """The positions that queries and keys lie in: `seq` where query i is key i."""
+        if self.queries is None:
+            return self.seq
+        if self.query_offset is None:
+            return self.seq + self.queries
+        return max(self.seq, self.query_offset + self.queries) - min(self.query_offset, 0)
 
     def with_encoded(self, encoded: Any) -> Problem:
         """Return an equal problem that holds what its backend encoded of it."""
@@ -128,7 +148,7 @@ class Problem:
     @property
     def forms(self) -> Forms:
         """What the pattern shows to these heads, as forms that kernels compute."""
-        return lower(self.pattern, self.seq, self.heads, self.kv_heads)
+        return lower(self.pattern, self.span, self.heads, self.kv_heads)
 
     @property
     def first_head(self) -> int:
@@ -154,13 +174,18 @@ class Problem:
         return cls(pattern=pattern, dtype=dtype, device=device, **(sizes | options))
 
     def flops(self) -> int:
-        """Nominal forward FLOPs (see `Pattern.flops`), of packed or cached sequences those of one of the longest."""
+        """Nominal forward FLOPs (see `Pattern.flops`), of packed or cached sequences those of one of the longest.
+
+        Of `queries` beside other keys, their share of the FLOPs of as many queries as keys.
+        """
         # Backends ask at every call. No cached_property: before Python 3.12 that has a lock, bad for forks.
         flops: int | None = self.__dict__.get("_flops")
         if flops is None:
             sizes = dict(batch=self.batch, kv_heads=self.kv_heads)
             seq = min(self.seq, self.pattern.max_seq)  # of packed sequences the power of two that none is longer than
             flops = self.pattern.flops(seq, self.heads, self.head_dim, is_causal=self.is_causal, **sizes)
+            if self.queries is not None:
+                flops = flops * self.queries // max(seq, 1)
             self.__dict__["_flops"] = flops
         return flops
 
@@ -172,7 +197,13 @@ class Problem:
         options += f", softcap={self.softcap:g}" if self.softcap else ""
         options += f", bias: {self.bias}" if self.bias else ""
         options += f", rows stored in {self.stored}" if self.stored else ""
-        return f"{self.batch} x {self.seq:,} tokens, {heads} x {self.head_dim}, {self.dtype}{options}, {self.pattern}"
+        tokens = f"{self.seq:,} tokens" if self.queries is None else f"{self.queries:,} queries of {self.seq:,} keys"
+        return f"{self.batch} x {tokens}, {heads} x {self.head_dim}, {self.dtype}{options}, {self.pattern}"
+
+
+def default_offset(queries: int, keys: int, is_causal: bool) -> int:
+    """Return the position of the first of so many queries among so many keys, where a call names none."""
+    return keys - queries if is_causal else 0
 
 
 def check_scale(scale: float, dtype: str) -> float:

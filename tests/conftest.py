@@ -92,7 +92,6 @@ def ctrl_c() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Collect tests without garbage collection."""
     gc.disable()
     try:
         return (yield)

@@ -45,6 +45,7 @@ class Flex(Backend):
         min_capability=(8, 0),
         max_head_dim=MOST_HEAD_DIM,
         varlen=True,
+        query_offset=True,
         softcap=True,
         biases=frozenset(BIASES),
         forms=FORMS | {GivenBlocks.name},
@@ -55,8 +56,11 @@ class Flex(Backend):
         refusals = [*super().refusals(problem)]
         if problem.head_dim < LEAST_HEAD_DIM:
             refusals.append(Refusal("head_dim", str(problem.head_dim), f"at least {LEAST_HEAD_DIM}"))
-        if problem.seq >= 2**31 // 2:
-            refusals.append(Refusal("seq", f"{problem.seq:,}", "rows are counted in 32 bits"))
+        if problem.span >= 2**31 // 2:
+            refusals.append(Refusal("seq", f"{problem.span:,}", "rows are counted in 32 bits"))
+        if problem.queries is not None and (problem.varlen or problem.query_offset is None or problem.query_offset < 0):
+            limit = "a batch is needed, and one query_offset for all of it, from 0 on"
+            refusals.append(Refusal("queries", f"{problem.queries:,} for {problem.seq:,} keys", limit, "backend='reference'"))
         if refusals:  # so far without a table having been made, or torch imported
             return tuple(refusals)
         from torch.nn.attention import flex_attention
@@ -64,7 +68,7 @@ class Flex(Backend):
         if not hasattr(flex_attention, "AuxRequest"):
             needed = "one that returns lse with AuxRequest is needed"
             return (Refusal("torch", "its FlexAttention", needed, "install torch 2.9 or newer"),)
-        from dilkit.backends.flex.pairs import MOST_CELLS, table_cells
+        from dilkit.pattern.flex.pairs import MOST_CELLS, table_cells
 
         if (cells := max(map(table_cells, problem.forms), default=0)) > MOST_CELLS:
             limit = f"at most {MOST_CELLS:,} cells of a table of runs"

@@ -15,11 +15,11 @@ import torch
 from torch.nn import functional as F
 
 from dilkit import plan
-from dilkit.backends.flex.blocks import BLOCK, blocks_of, ended, listed
-from dilkit.backends.flex.pairs import Shows, counter, shown_by_several
 from dilkit.bias.form import LoweredBias
 from dilkit.inputs import Inputs
 from dilkit.op.block_layout import as_bools
+from dilkit.pattern.flex.blocks import BLOCK, blocks_of, ended, listed, of_queries
+from dilkit.pattern.flex.pairs import Shows, counter, shown_by_several
 from dilkit.pattern.lowering import Band, GivenBlocks
 from dilkit.problem import Problem
 
@@ -80,12 +80,15 @@ def _prepare(problem: Problem, length: int, device: torch.device) -> Prepared:
 
 def flex_call(inputs: Inputs, problem: Problem) -> FlexCall:
     """The call that computes `problem`."""
-    rows = inputs.query.shape[1]
-    query, key, value = (_padded(x, padded(rows)) for x in inputs[:3])
-    prepared = prepare(problem, rows, query.device)
-    length = torch.tensor(rows, dtype=torch.int32, device=query.device)
+    rows, keys, offset = inputs.query.shape[1], inputs.key.shape[1], problem.query_offset or 0
+    query, key, value = (_padded(x, padded(x.shape[1])) for x in inputs[:3])
+    prepared = prepare(problem, rows if problem.queries is None else problem.span, query.device)
+    numbers = (torch.tensor(x, dtype=torch.int32, device=query.device) for x in (rows, keys, offset, padded(problem.span) - 1))
+    sizes = CallSizes(*numbers)  # as tensors: one compiled kernel serves all lengths and offsets that are padded alike
     packed = None if inputs.cu_seqlens is None else _places(inputs.cu_seqlens, padded(rows), problem.seq)
     some, whole = (prepared.some, prepared.whole) if packed is None else _packed_blocks(problem, packed[0])
+    if problem.queries is not None:
+        some, whole = of_queries(some, whole, offset, padded(rows), padded(keys))
     layout_count = None if inputs.block_layout is None else given_pairs(inputs.block_layout, problem, padded(rows))
 
     def count(b: Any, h: Any, i: Any, j: Any) -> Any:
@@ -94,14 +97,14 @@ def flex_call(inputs: Inputs, problem: Problem) -> FlexCall:
 
     if inputs.block_layout is not None:
         some = some | given_blocks(inputs.block_layout, problem, padded(rows) // BLOCK)
-    mask_mod = _mask_mod(count, length, inputs, problem, packed)
+    mask_mod = _mask_mod(count, sizes, inputs, problem, packed)
     if inputs.key_padding_mask is not None:  # of whole blocks FlexAttention asks for no pair, and would see ignored keys
         whole = torch.zeros_like(whole)
     return FlexCall(
         *(query, key, value),
-        _score_mod(count, inputs, problem, packed),
+        _score_mod(count, sizes, inputs, problem, packed),
         None if inputs.bias is None else inputs.bias.weights,
-        _block_mask(ended(some, whole, rows), mask_mod, query.shape[2]),
+        _block_mask(ended(some, whole, rows, keys), mask_mod, (query.shape[2], key.shape[2])),
         problem.scale,
     )
 
@@ -117,18 +120,31 @@ def _places(cu_seqlens: Tensor, length: int, longest: int) -> tuple[Tensor, Tens
     return number, (rows - cu_seqlens[number.long()]).clamp(max=longest - 1)  # tables have no place for rows after the last
 
 
-def _mask_mod(count: Shown, length: Tensor, inputs: Inputs, problem: Problem, packed: tuple[Tensor, Tensor] | None) -> Mod:
+class CallSizes(NamedTuple):
+    """The numbers of rows and keys, the position of the first query, and the last one that tables have: int32 `()`."""
+
+    rows: Tensor
+    keys: Tensor
+    offset: Tensor
+    last: Tensor
+
+    def position(self, i: Any, problem: Problem) -> Any:
+        """The position of query `i`."""
+        return i if problem.queries is None else (i + self.offset).minimum(self.last)
+
+
+def _mask_mod(count: Shown, sizes: CallSizes, inputs: Inputs, problem: Problem, packed: tuple[Tensor, Tensor] | None) -> Mod:
     mask, is_causal = inputs.key_padding_mask, problem.is_causal
     ignored = None if mask is None else F.pad(mask, (0, padded(mask.shape[1]) - mask.shape[1]))
 
     def mask_mod(b: Any, h: Any, i: Any, j: Any) -> Any:
-        seen = (j < length) & (i < length)
+        seen, position = (j < sizes.keys) & (i < sizes.rows), sizes.position(i, problem)
         if is_causal:
-            seen = seen & (j <= i)
+            seen = seen & (j <= position)
         if ignored is not None:
             seen = seen & ~ignored[b, j]
         if packed is None:
-            return seen & (count(b, h, i, j) > 0)
+            return seen & (count(b, h, position, j) > 0)
         number, place = packed
         return seen & (number[i] == number[j]) & (count(b, h, place[i], place[j]) > 0)
 
@@ -136,14 +152,14 @@ def _mask_mod(count: Shown, length: Tensor, inputs: Inputs, problem: Problem, pa
 
 
 def _score_mod(
-    count: Shown, inputs: Inputs, problem: Problem, packed: tuple[Tensor, Tensor] | None
+    count: Shown, sizes: CallSizes, inputs: Inputs, problem: Problem, packed: tuple[Tensor, Tensor] | None
 ) -> Callable[[Tensor | None], Mod] | None:
-    several = shown_by_several(problem)
+    several = shown_by_several(problem.forms, problem.pattern.overlap)
     if not (problem.softcap or several or inputs.bias):
         return None
     softcap, bias = problem.softcap, inputs.bias
     if bias is not None and bias.positions is not None:
-        positions, length = bias.positions, padded(inputs.query.shape[1])
+        positions, length = bias.positions, padded(problem.span if packed is None else inputs.query.shape[1])
         bias = bias._replace(positions=F.pad(positions, (0, 0, 0, length - positions.shape[1])))
     place = None if packed is None else packed[1]
 
@@ -151,6 +167,7 @@ def _score_mod(
         added_bias = None if bias is None or weights is None else bias_of(bias._replace(weights=weights))
 
         def score_mod(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+            i = sizes.position(i, problem)
             query_at, key_at = (i, j) if place is None else (place[i], place[j])
             if softcap:
                 score = softcap * torch.tanh(score / softcap)
@@ -177,12 +194,12 @@ def _packed_blocks(problem: Problem, number: Tensor) -> tuple[Tensor, Tensor]:
     return some, torch.zeros_like(some)
 
 
-def _block_mask(blocks: tuple[Tensor, Tensor], mask_mod: Mod, length: int) -> Any:
+def _block_mask(blocks: tuple[Tensor, Tensor], mask_mod: Mod, lengths: tuple[int, int]) -> Any:
     from torch.nn.attention.flex_attention import BlockMask
 
     some, whole = (x if x.dim() == 4 else x[None] for x in blocks)
     return BlockMask.from_kv_blocks(
-        *listed(some & ~whole), *listed(whole), BLOCK_SIZE=BLOCK, mask_mod=mask_mod, seq_lengths=(length, length)
+        *listed(some & ~whole), *listed(whole), BLOCK_SIZE=BLOCK, mask_mod=mask_mod, seq_lengths=lengths
     )
 
 

@@ -14,6 +14,7 @@ class EncodedProblem:
         arrays: BranchArrays,
         scores: tuple[float, int, int, bool, tuple[int, int, int]],
         given: int,
+        is_square: int = 1,
     ) -> None: ...
     @property
     def chunks(self) -> int: ...

@@ -130,24 +130,31 @@ cdef int check_end(int end) except -1:
     return 0
 
 
-cdef Problem problem_of_call(EncodedProblem encoded, q, k, v, out, lse, mask, starts, dropout, bias, given) except *:
+cdef Problem problem_of_call(EncodedProblem encoded, q, k, v, out, lse, mask, starts, dropout, bias, given, positions) except *:
     cdef Problem p = encoded.problem
     set_tensors(&p, q, k, v, out, lse, mask)
     set_dropout(&p, dropout, starts)
     set_bias(&p, bias, k.shape[1])
     set_layout(&p, given)
     set_sequences(&p, starts, q)
+    if not p.is_square:
+        set_positions(&p, q, k, starts, positions[0], positions[1], positions[2])
     return p
 
 
-def forward(EncodedProblem encoded, str isa, int threads, q, k, v, mask, starts=None, dropout=None, bias=None, given=None):
+def forward(
+    EncodedProblem encoded, str isa, int threads, q, k, v, mask, starts=None, dropout=None, bias=None, given=None, positions=None
+):
     """`(out, lse)`, as `Backend.forward` returns them. The tensors must be what the problem says; `mask` may be None.
 
     `starts`: contiguous int32 on the CPU, where the sequences of a packed call begin, and the end of the last. `dropout`: a
     `Dropout` whose `places`, if there are any, are contiguous int64 on the CPU. `bias`: a `LoweredBias`, where the problem has one.
+    `positions`: where query i is not key i, what `set_positions` takes.
     """
     out, lse = results_of(encoded, q)
-    cdef Problem p = problem_of_call(encoded, q, k, v, out, lse, mask, starts, dropout, bias, given)
+    cdef Problem p = problem_of_call(encoded, q, k, v, out, lse, mask, starts, dropout, bias, given, positions)
+    if not p.is_square and p.causal:  # queries before the first key have no task
+        out.zero_(), lse.fill_(float("-inf"))
     run(code_of(isa), &p, FORWARD, threads)
     return out, lse
 
@@ -159,14 +166,15 @@ def forward_last(EncodedProblem encoded, str isa, int threads, q, k, v, lengths,
     set_tensors(&p, q, k, v, out, lse, None)
     cdef int64_t i, capacity = k.shape[1]
     p.lengths, p.batch = int32_of(lengths), len(lengths)
-    p.seq = p.lse_head = q.shape[1]
+    p.rows = p.lse_head = q.shape[1]
+    p.aligns_last = 1
     if not p.batch == q.shape[0] == k.shape[0]:
         raise ValueError(f"{p.batch} lengths for {q.shape[0]} sequences and {k.shape[0]} in the cache; as many are needed")
     set_bias(&p, bias, capacity)
     set_layout(&p, None)
     for i in range(p.batch):
-        if not p.seq <= p.lengths[i] <= capacity:
-            raise ValueError(f"lengths[{i}] = {p.lengths[i]}; from {p.seq} rows to the {capacity} of the cache are needed")
+        if not p.rows <= p.lengths[i] <= capacity:
+            raise ValueError(f"lengths[{i}] = {p.lengths[i]}; from {p.rows} rows to the {capacity} of the cache are needed")
         check_grids(&p, p.lengths[i])
     run(code_of(isa), &p, FORWARD, threads)
     return out, lse
@@ -179,7 +187,10 @@ def zero_sums(x, lse):
     return zeros_like(x.transpose(1, 2), dtype=lse.dtype, memory_format=contiguous_format).transpose(1, 2)
 
 
-def backward(EncodedProblem encoded, str isa, int threads, dout, q, k, v, out, lse, mask, starts=None, dropout=None, bias=None, given=None):
+def backward(
+    EncodedProblem encoded, str isa, int threads, dout, q, k, v, out, lse, mask, starts=None, dropout=None, bias=None, given=None,
+    positions=None
+):
     """`(dq, dk, dv, dbias)` in the dtype of `lse`, which is contiguous.
 
     `dbias` is that of the weights of a learned bias in parts `(parts, heads, entries)`, float64, to be added up; else None.
@@ -187,7 +198,7 @@ def backward(EncodedProblem encoded, str isa, int threads, dout, q, k, v, out, l
     if lse.dtype is not (float64 if encoded.problem.dtype == 0 else float32):
         raise TypeError(f"lse is {lse.dtype}, in which the kernel would sum gradients up; it would write beyond the tensors")
     dq, dk, dv, delta = zero_sums(q, lse), zero_sums(k, lse), zero_sums(v, lse), empty_like(lse)
-    cdef Problem p = problem_of_call(encoded, q, k, v, out, lse, mask, starts, dropout, bias, given)
+    cdef Problem p = problem_of_call(encoded, q, k, v, out, lse, mask, starts, dropout, bias, given, positions)
     cdef int64_t[1] none
     cdef int64_t parts = 1
     gradient = None

@@ -25,6 +25,7 @@ from dilkit.backends.native.branches import (
 from dilkit.bias.form import BIASES, METRICS
 from dilkit.inputs import Inputs
 from dilkit.pattern.lowering import FORMS, Band, Form, GivenBlocks, Grid, Segments
+from dilkit.pattern.runs import UNBOUNDED
 from dilkit.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from dilkit.decoding.protocol import Step
 
     EncodedScores = tuple[float, int, int, bool, tuple[int, int, int]]
-    EncodeArguments = tuple[tuple[int, ...], int, bool, bool, float, BranchArrays, EncodedScores, int]
+    EncodeArguments = tuple[tuple[int, ...], int, bool, bool, float, BranchArrays, EncodedScores, int, bool]
     import numpy as np
     from numpy.typing import NDArray
 
@@ -69,6 +70,7 @@ class Native(Backend):
         devices=frozenset({"cpu"}),
         varlen=True,
         kv_cache=True,
+        query_offset=True,
         stored=frozenset({*DTYPES, "int8"}),
         dropout=True,
         softcap=True,
@@ -92,8 +94,8 @@ class Native(Backend):
     def encode(self, problem: Problem) -> EncodedCall:
         # A problem has no length where sequences have their own: packings of the same pattern share what is encoded.
         sizes = problem.batch, _seq(problem), problem.heads, problem.kv_heads, problem.head_dim
-        options = problem.dtype, problem.is_causal, problem.scale, problem.kv_cache, problem.softcap, problem.bias
-        evaluated = problem.seq if problem.pattern.is_evaluated else 0
+        is_square, evaluated = problem.queries is None, problem.span if problem.pattern.is_evaluated else 0
+        options = problem.dtype, problem.is_causal, problem.scale, problem.kv_cache, problem.softcap, problem.bias, is_square
         key = "native", problem.pattern, sizes, options, evaluated
         return EncodedCall(plan.cached(key, _encode, problem), problem.flops())
 
@@ -102,10 +104,12 @@ class Native(Backend):
         encoded, isa, threads = _prepared(problem, query)
         results: tuple[Tensor, Tensor]
         if cache_seqlens is None:
-            if cu_seqlens is not None:
+            if cu_seqlens is not None and problem.queries is None:
                 _check_lengths(problem, cu_seqlens.diff())
             tables = None if layout is None else _given(layout, problem)
-            results = _kernel().forward(encoded, isa, threads, query, key, value, mask, cu_seqlens, dropout, bias, tables)
+            positions = None if problem.queries is None else _positions(inputs, problem)
+            options = mask, cu_seqlens, dropout, bias, tables, positions
+            results = _kernel().forward(encoded, isa, threads, query, key, value, *options)
         else:
             _check_lengths(problem, cache_seqlens)
             results = _kernel().forward_last(encoded, isa, threads, query, key, value, cache_seqlens, bias)
@@ -114,7 +118,7 @@ class Native(Backend):
     def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, ...]:
         query, key, value, mask, cu_seqlens, _, dropout, bias, layout = inputs[:9]
         tables = None if layout is None else _given(layout, problem)
-        options = mask, cu_seqlens, dropout, bias, tables
+        options = mask, cu_seqlens, dropout, bias, tables, None if problem.queries is None else _positions(inputs, problem)
         *sums, parts = _kernel().backward(*_prepared(problem, query), dout, query, key, value, out, lse.contiguous(), *options)
         if query.dtype != lse.dtype:  # sums lie head by head
             from torch import contiguous_format
@@ -135,8 +139,10 @@ def _pattern_refusals(problem: Problem) -> list[Refusal]:
     if (branches := len(kernel_branches(forms))) > MAX_BRANCHES:
         refusals.append(Refusal("branches", str(branches), f"at most {MAX_BRANCHES}"))
     in_numbers = problem.pattern.overlap == "once" or any(isinstance(form, Grid) for form in forms)
-    if in_numbers and problem.seq > MOST_TOKENS and not all(isinstance(form, Segments) for form in forms):
+    if in_numbers and problem.span > MOST_TOKENS and not all(isinstance(form, Segments) for form in forms):
         refusals.append(Refusal("seq", f"{problem.seq:,}", f"at most {MOST_TOKENS:,} on a grid, or for a mix that counts once"))
+    if problem.queries is not None:
+        refusals += _queries_refused(problem)
     left_out = (forms[at] for form in forms for at in form.without)
     if any(isinstance(other, Band) and (other.begin or other.back != other.ahead) for other in left_out):
         limit = "no band that begins at a distance, or reaches farther back than ahead, is left out pair by pair"
@@ -149,6 +155,23 @@ def _pattern_refusals(problem: Problem) -> list[Refusal]:
     return refusals
 
 
+def _queries_refused(problem: Problem) -> list[Refusal]:
+    """Positions that the kernel has not, where query i is not key i."""
+    offset, hint = problem.query_offset or 0, 'backend="reference"'
+    if any(isinstance(form, Grid) for form in problem.forms):
+        return [Refusal("queries", f"{problem.queries:,}", "a grid has as many queries as keys", hint)]
+    if offset < 0 and not problem.is_causal and not _by_distance(problem):
+        return [Refusal("query_offset", str(offset), _FROM_0, hint)]
+    return []
+
+
+_FROM_0 = "from 0 on, unless is_causal=True or all branches are windows and strides"
+
+
+def _by_distance(problem: Problem) -> bool:
+    return all(isinstance(form, Band) for form in problem.forms)
+
+
 def _differ_in_left_out(one: Form, other: Form) -> bool:
     """True for segments of a head of which not all leave out the same rows and columns."""
     if not (isinstance(one, Segments) and isinstance(other, Segments)):
@@ -156,6 +179,37 @@ def _differ_in_left_out(one: Form, other: Form) -> bool:
     left_out = ([None if runs is None else runs.tobytes() for runs in (x.without_rows, x.without_columns)] for x in (one, other))
     meet = one.heads[0] < other.heads[1] and other.heads[0] < one.heads[1]
     return meet and next(left_out) != next(left_out)
+
+
+def _positions(inputs: Inputs, problem: Problem) -> tuple[Tensor | None, Tensor | None, int | None]:
+    """Return where keys begin, and the position of the first query, of each sequence or of all.
+
+    Raises ValueError for positions that the kernel, or a branch, has not.
+    """
+    starts, starts_k, offsets = inputs.cu_seqlens, inputs.cu_seqlens_k, inputs.query_offset
+    if starts is None and offsets is None:
+        return None, None, problem.query_offset
+    import torch
+
+    rows, keys = (
+        torch.tensor([x.shape[1]]) if begin is None else begin.diff().long()
+        for x, begin in ((inputs.query, starts), (inputs.key, starts if starts_k is None else starts_k))
+    )
+    first = keys - rows if problem.is_causal else torch.zeros_like(keys)
+    if offsets is not None:
+        first, hint = offsets.long(), "or backend='reference'"
+        if not problem.is_causal and bool((first < 0).any()) and not _by_distance(problem):
+            raise ValueError(f"query_offset has {int(first.min())}; {_FROM_0}, {hint}")
+        reaches = [reach for form in problem.forms if isinstance(form, Band) for reach in (form.back, form.ahead)]
+        bounded = problem.pattern.is_evaluated or any(MOST_WINDOW < reach < UNBOUNDED for reach in reaches)
+        if bounded and int((first + rows).max()) > problem.span:
+            limit = f"positions below {problem.span:,} are needed for this pattern"
+            raise ValueError(f"query_offset has {int(first.max())}; {limit}, {hint}")
+    if not problem.pattern.only_segments:
+        ends = torch.maximum(keys, first + rows).where(rows > 0, keys)
+        for end in sorted(set(ends.tolist()) - {0}):
+            problem.pattern.check_seq(end)
+    return starts_k, offsets, None
 
 
 def _check_lengths(problem: Problem, lengths: Tensor) -> None:
@@ -206,7 +260,7 @@ def _prepared(problem: Problem, query: Tensor) -> tuple[EncodedProblem, str, int
     """
     encoded, flops = problem.encoded or Native().encode(problem)
     if problem.varlen or problem.kv_cache:
-        flops = flops * query.shape[1] // problem.seq
+        flops = flops * query.shape[1] // (problem.queries or problem.seq)
     threads = 1
     if flops >= FLOPS_PER_THREAD:
         import torch
@@ -216,7 +270,7 @@ def _prepared(problem: Problem, query: Tensor) -> tuple[EncodedProblem, str, int
 
 
 def _seq(problem: Problem) -> int:
-    return 0 if problem.varlen or problem.kv_cache else problem.seq
+    return 0 if problem.varlen or problem.kv_cache or problem.queries is not None else problem.seq
 
 
 def _encode(problem: Problem) -> EncodedProblem:
@@ -236,6 +290,7 @@ def encode_problem(problem: Problem) -> EncodeArguments:
         branch_arrays(problem),
         _encode_scores(problem),
         given_branch(problem.forms),
+        problem.queries is None,
     )
 
 

@@ -169,10 +169,10 @@ def residue_classes(problem: Problem) -> int:
     Of the last rows of a cache it does not, where rows are few.
     """
     rates = [form.rate if isinstance(form, Band) else 1 for form in problem.forms]
-    return 1 if problem.kv_cache else min(math.gcd(*rates), UNBOUNDED)
+    return 1 if problem.kv_cache or problem.queries is not None else min(math.gcd(*rates), UNBOUNDED)
 
 
 def widest_window(problem: Problem) -> int:
     """The widest window that does not reach over the whole sequence, of packed ones the longest; 0 if there is none."""
     windows = [reach + 1 for form in problem.forms if isinstance(form, Band) for reach in (form.back, form.ahead)]
-    return max((window for window in windows if window < problem.seq), default=0)
+    return max((window for window in windows if window < problem.span), default=0)

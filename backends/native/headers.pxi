@@ -15,7 +15,8 @@ cdef extern from "native.h":
         int64_t[3] size, kernel, step
         int64_t cut
     ctypedef struct Problem:
-        int64_t batch, seq, heads, kv_heads, dim
+        int64_t batch, seq, heads, kv_heads, dim, end_row, end_key, rows, position
+        int is_square, aligns_last
         int dtype, causal, once
         double scale
         int64_t branches
@@ -26,6 +27,8 @@ cdef extern from "native.h":
         int64_t most_block_rows, row_step, least_chunk_rows
         const int32_t *starts
         const int32_t *lengths
+        const int32_t *key_starts
+        const int32_t *positions_of
         int64_t chunks, classes, step, residue
         int dropout
         uint64_t seed

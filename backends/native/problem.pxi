@@ -55,11 +55,11 @@ cdef class EncodedProblem:
     cdef bytes numbers
     cdef object lse  # of the shape that each call returns, but one number of memory, for empty_like; or None
 
-    def __init__(self, sizes, int dtype, int causal, int once, double scale, arrays, scores, int64_t given):
+    def __init__(self, sizes, int dtype, int causal, int once, double scale, arrays, scores, int64_t given, int is_square=1):
         cdef Problem *p = &self.problem
         cdef const int64_t *at[13]
         p.batch, p.seq, p.heads, p.kv_heads, p.dim, p.most_block_rows, p.row_step, p.least_chunk_rows, p.classes = sizes
-        p.step, p.given = 1, given
+        p.step, p.given, p.is_square = 1, given, is_square
         set_scores(p, scores)
         p.dtype, p.causal, p.once, p.scale = dtype, causal, once, scale
         p.branches, p.lse_head, p.keep_scale = len(arrays.kind), p.seq, 1.0
@@ -69,6 +69,7 @@ cdef class EncodedProblem:
             self.lse = empty(1, dtype=float64 if p.dtype == 0 else float32, device="cpu").expand(p.batch, p.heads, p.seq)
             check_grids(p, p.seq)
             p.classes = lesser(p.classes, p.seq)
+            p.end_row = p.end_key = p.rows = p.seq
             choose_blocks(p)
 
     @property
@@ -119,6 +120,26 @@ cdef int set_sequences(Problem *p, starts, q) except -1:
     if p.starts[0] != 0 or p.starts[p.batch] != rows:
         raise ValueError(f"starts goes from {p.starts[0]} to {p.starts[p.batch]}; from 0 to the {rows} rows is needed")
     p.lse_head = rows
+    return 0
+
+
+cdef int set_positions(Problem *p, q, k, starts, key_starts, offsets, offset) except -1:
+    """The queries and keys of a call in which query i is not key i: where those of each sequence are."""
+    cdef int64_t i
+    p.lse_head, p.rows, p.aligns_last = q.shape[1], q.shape[1], starts is not None and p.causal
+    if starts is None:
+        p.batch, p.seq, p.position = q.shape[0], k.shape[1], offset or 0
+    elif key_starts is not None:
+        p.key_starts = int32_of(key_starts)
+        if len(key_starts) != p.batch + 1 or p.key_starts[0] != 0 or p.key_starts[p.batch] != k.shape[1]:
+            raise ValueError(f"key_starts is of {len(key_starts) - 1} sequences up to row {p.key_starts[len(key_starts) - 1]}; {p.batch} and {k.shape[1]} are needed")
+        for i in range(p.batch):
+            if p.key_starts[i] > p.key_starts[i + 1]:
+                raise ValueError(f"key_starts decreases at index {i + 1}; the kernel would read beyond the tensors")
+    if offsets is not None:
+        if len(offsets) != p.batch:
+            raise ValueError(f"{len(offsets)} offsets for {p.batch} sequences; as many are needed")
+        p.positions_of = int32_of(offsets)
     return 0
 
 

@@ -102,7 +102,9 @@ class AllToAllBackward:
     def compute_anew(self, inputs: Inputs, bias: RankBias | None) -> None:
         """Compute the same of rows that are sent again. Those of one round lie there at a time, beside the sums of gradients."""
         for number, tables in enumerate(self.rounds):
-            self.returned.append((number, self._gradients_anew(tables, inputs, bias)))
+            receive = send_rows(self.comm, tables, inputs, bias)
+            self.under_way.append(self._send(tables))
+            self.returned.append((number, self._gradients(tables, receive(), bias)))
             self.sums = {role: self._sum(role) for role in self.places}
             self.returned.clear()
         if self.rounds and self.results[0].device.type == "cpu":
@@ -118,11 +120,6 @@ class AllToAllBackward:
         dout, out, lse = self.results
         columns = [_packed(x, sum(tables.sent["q"]), tables.packed["qq"]) for x in (dout, out, lse[..., None])]
         return self.comm.exchange(pack_columns(*columns), tables.sent["q"], tables.received["q"], "results and their gradients")
-
-    def _gradients_anew(self, tables: IndexTables, inputs: Inputs, bias: RankBias | None) -> Pending:
-        receive = send_rows(self.comm, tables, inputs, bias)
-        self.under_way.append(self._send(tables))
-        return self._gradients(tables, receive(), bias)
 
     def _gradients(self, tables: IndexTables, held: QKVRows, bias: RankBias | None) -> Pending:
         """Compute the gradients of the rows of a round, and send them back. Queries, keys and values lie in one table."""

@@ -50,8 +50,8 @@ def _are_shardable(forms: Forms, heads: Heads) -> bool:
         case [Segments(offsets=offsets) as form]:
             served = range(*form.heads)
             return offsets == tuple(heads.offset(form.rate, head // heads.group) for head in served)
-        case [Band(begin=0) as form]:
-            return form.back == form.ahead
+        case [Band(begin=0)]:
+            return True
         case [Global() as form]:
             return not len(form.rows) or form.rows.tolist() == form.columns.tolist()
         case [Runs() as first, *others]:
@@ -61,7 +61,7 @@ def _are_shardable(forms: Forms, heads: Heads) -> bool:
 
 def is_stride(forms: Forms) -> bool:
     """True if a branch shows every so many tokens of the whole sequence: its residue classes are segments."""
-    return isinstance(forms[0], Band) and forms[0].back == UNBOUNDED
+    return isinstance(forms[0], Band) and forms[0].back == forms[0].ahead == UNBOUNDED
 
 
 class ServedHead(NamedTuple):

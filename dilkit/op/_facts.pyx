@@ -144,6 +144,19 @@ cdef bint thread_is_odd() except -1:
     return autocasting() or forward_level._current_level >= 0
 
 
+def same_width(x, y):
+    """True if the last dimensions of two plain tensors are equal; False where that is not known."""
+    cdef DLTensor one, other
+    if API is NULL or type(x) is not Tensor or type(y) is not Tensor:
+        return False
+    try:
+        API.export_borrowed(<void *>x, &one)
+        API.export_borrowed(<void *>y, &other)
+    except (BufferError, RuntimeError):
+        return False
+    return one.ndim == other.ndim and one.ndim > 0 and one.shape[one.ndim - 1] == other.shape[other.ndim - 1]
+
+
 def want_gradient(inputs):
     """True if one of these, or in a tuple among them, is a tensor that requires a gradient."""
     for x in of_tuple(inputs):

@@ -16,6 +16,7 @@ from dilkit.op.block_layout import check_layout
 from dilkit.op.boundary import TORCH_DTYPES, check_device, check_shapes, check_tensor
 from dilkit.op.call_options import CallOptions
 from dilkit.op.dropout import Dropout, draw_seed
+from dilkit.op.offsets import packed_alike
 from dilkit.op.scores import PLAIN, Scores, check_detached, packed_scores, scores_of
 from dilkit.op.zero_keys import check_sink
 from dilkit.pattern import Pattern
@@ -36,20 +37,25 @@ def call_of(
     softcap: float | None = None,
     max_seqlen: int | None = None,
     scores: Scores = PLAIN,
+    query_offset: int | None = None,
 ) -> tuple[Inputs, CallOptions, Hashable | None]:
     """Return the arguments of `attend`: inputs with a bias and the seed of a dropout, options, and the `call_key`.
 
-    `scores`: bias and softcap where they are known already. Raises TypeError or ValueError, naming argument and limit. Plain
-    tensors are checked when the first call with tensors like these is prepared (`prepared_call.py`).
+    `scores`: bias and softcap where they are known already. `query_offset`: None for the default one. Raises TypeError or
+    ValueError, naming argument and limit. Plain tensors are checked when the first call with tensors like these is prepared
+    (`prepared_call.py`).
     """
     key = None if torch.compiler.is_compiling() else call_key(inputs)
     if key is None or not isinstance(pattern, Pattern):
-        check_inputs(inputs, pattern)
+        check_inputs(inputs, pattern, packed_alike(inputs))
     if bias is not None or softcap is not None:
-        check_inputs(inputs, pattern)
-        sequences = inputs.cu_seqlens
+        check_inputs(inputs, pattern, packed_alike(inputs))
+        sequences = inputs.cu_seqlens if inputs.cu_seqlens_k is None else inputs.cu_seqlens_k
         facts = inputs.query, pattern, inputs.key.shape[2]
-        scores = scores_of(bias, softcap, *facts) if sequences is None else packed_scores(bias, softcap, *facts, sequences)
+        if sequences is None:
+            scores = scores_of(bias, softcap, *facts, inputs.key.shape[1])
+        else:
+            scores = packed_scores(bias, softcap, *facts, sequences, inputs.key.shape[1])
     if type(is_causal) is not bool:
         boolean("is_causal", is_causal)
     if type(dropout_p) is not float or dropout_p:
@@ -64,7 +70,9 @@ def call_of(
         inputs, key = inputs._replace(dropout=Dropout(dropout_p, draw_seed())), None
     wanting = inputs if inputs.sink is None else inputs._replace(sink=None)  # its gradient needs no backend
     requires_grad = torch.is_grad_enabled() and (_traced_want_gradient(wanting) if key is None else want_gradient(wanting))
-    options = CallOptions(pattern, is_causal, requires_grad, backends, dropout_p, scores.softcap, form, scale, max_seqlen)
+    options = CallOptions(
+        pattern, is_causal, requires_grad, backends, dropout_p, scores.softcap, form, scale, max_seqlen, query_offset
+    )
     return inputs, options, key
 
 
@@ -75,14 +83,17 @@ def _traced_want_gradient(inputs: Inputs) -> bool:
     return any(x.requires_grad for x in tensors) or (bias is not None and bias.form.learned)
 
 
-def check_inputs(inputs: Inputs, pattern: Pattern) -> None:
-    """Raise TypeError or ValueError, naming the argument and the limit, unless these fit each other."""
+def check_inputs(inputs: Inputs, pattern: Pattern, is_square: bool = True) -> None:
+    """Raise TypeError or ValueError, naming the argument and the limit, unless these fit each other.
+
+    `is_square`: with as many queries as keys.
+    """
     check_pattern(pattern)
     query, key, value, *_ = inputs
     named = (("query", query), ("key", key), ("value", value))
     for name, x in named:
         _check_tensor(name, x, query)
-    check_shapes(query.shape, key.shape, value.shape)
+    check_shapes(query.shape, key.shape, value.shape, is_square)
     for name, x in named:
         if x.stride(3) != 1 and x.shape[3] > 1:
             raise ValueError(f"{name} has stride {x.stride(3)} in its last dimension; 1 is needed ({name}.contiguous())")
@@ -94,7 +105,7 @@ def check_inputs(inputs: Inputs, pattern: Pattern) -> None:
 def check_others(inputs: Inputs, pattern: Pattern) -> None:
     """Raise TypeError or ValueError for tensors beside query, key and value, which fit each other, that do not fit them."""
     if inputs.key_padding_mask is not None:
-        _check_mask(inputs.key_padding_mask, inputs.query)
+        _check_mask(inputs.key_padding_mask, inputs.key)
     if inputs.sink is not None:
         check_sink(inputs.sink, inputs.query)
     if inputs.block_layout is not None:  # where it is missing the operator says so
@@ -123,12 +134,12 @@ def _check_tensor(name: str, x: Tensor, query: Tensor) -> None:
         raise ValueError(f"{name} is {x.dtype} on {x.device} but {other}; make them equal with {name}.to(query)")
 
 
-def _check_mask(mask: Tensor, query: Tensor) -> None:
+def _check_mask(mask: Tensor, key: Tensor) -> None:
     check_tensor("key_padding_mask", mask, "a bool torch.Tensor")
     if mask.layout is not torch.strided:
         raise TypeError(f"key_padding_mask has layout {mask.layout}; a plain tensor is needed (key_padding_mask.to_dense())")
     if mask.dtype != torch.bool:
         raise TypeError(f"key_padding_mask is {mask.dtype}; {BOOL_MASK}")
-    if mask.shape != query.shape[:2]:
-        raise ValueError(f"key_padding_mask has shape {tuple(mask.shape)}; (batch, seq) = {tuple(query.shape[:2])} is needed")
-    check_device("key_padding_mask", mask, query)
+    if mask.shape != key.shape[:2]:
+        raise ValueError(f"key_padding_mask has shape {tuple(mask.shape)}; (batch, seq) = {tuple(key.shape[:2])} is needed")
+    check_device("key_padding_mask", mask, key)

@@ -139,6 +139,12 @@ def compute(prepared: PreparedCall, inputs: Inputs, options: CallOptions) -> tup
         check_choice(inputs.block_layout, problem.is_causal)
     if query.numel() == 0:
         return empty_outputs(query)
+    if inputs.key.numel() == 0:
+        out, lse = empty_outputs(query)
+        out.zero_(), lse.fill_(-torch.inf)
+        if inputs.sink is not None:
+            add_zero_keys(out, lse, None, inputs.sink)
+        return out, lse
     if cu_seqlens is not None and longest is not None and cu_seqlens.device.type == "cuda":
         sequences.assert_lengths(cu_seqlens, longest, query.shape[1])
     backend_inputs = _for_backend(prepared, inputs)
@@ -170,7 +176,7 @@ def compute_gradients(
     wanted = [x for name, x in zip(TENSORS, flat(inputs), strict=True) if name in prepared.gradients and x is not None]
     if inputs.block_layout is not None:
         check_choice(inputs.block_layout, prepared.problem.is_causal)
-    if inputs.query.numel() == 0:
+    if inputs.query.numel() == 0 or inputs.key.numel() == 0:
         return tuple(map(torch.zeros_like, wanted))
     arguments = in_rows(dout), _for_backend(prepared, inputs), in_rows(out), lse
     returned = prepared.backend.backward(*arguments, prepared.problem)
@@ -186,6 +192,8 @@ def _for_backend(prepared: PreparedCall, inputs: Inputs) -> Inputs:
         inputs = inputs._replace(query=in_rows(inputs.query), key=in_rows(inputs.key), value=in_rows(inputs.value))
     if inputs.cu_seqlens is not None:
         inputs = inputs._replace(cu_seqlens=inputs.cu_seqlens.contiguous())
+    if inputs.cu_seqlens_k is not None:
+        inputs = inputs._replace(cu_seqlens_k=inputs.cu_seqlens_k.contiguous())
     if prepared.problem.dropout_p or inputs.dropout is not None:
         inputs = inputs._replace(dropout=dropout_of(prepared.problem, inputs.dropout))
     return inputs
@@ -221,4 +229,5 @@ def _through_lse(dlse: Tensor, inputs: Inputs, lse: Tensor, options: CallOptions
 
     with without_autocast(query.device.type):
         by_row = dlse.transpose(1, 2), lse.transpose(1, 2)
-        return through_lse(*by_row, query, key, options.factor(query), query.shape[1], lambda largest: largest, backward)
+        rows = max(query.shape[1], key.shape[1])
+        return through_lse(*by_row, query, key, options.factor(query), rows, lambda largest: largest, backward)

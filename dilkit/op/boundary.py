@@ -43,18 +43,21 @@ def check_device(name: str, x: Tensor, query: Tensor) -> None:
         raise ValueError(f"{name} is on {x.device} but query on {query.device}; move it with .to(query.device)")
 
 
-def check_tensors(names: Sequence[str], tensors: tuple[Tensor, ...]) -> None:
-    """Raise TypeError or ValueError, naming the tensor, unless those named `INPUTS` or `SAVED` fit; the mask may follow."""
+def check_tensors(names: Sequence[str], tensors: tuple[Tensor, ...], is_square: bool = True) -> None:
+    """Raise TypeError or ValueError, naming the tensor, unless those named `INPUTS` or `SAVED` fit; the mask may follow.
+
+    `is_square`: there are as many queries as keys.
+    """
     names = (*names, MASK)[: len(tensors)]
     by_name = dict(zip(names, tensors, strict=True))
-    check_shapes(*(by_name[name].shape for name in INPUTS))
+    query, key, value = (by_name[name].shape for name in INPUTS)
+    check_shapes(query, key, value, is_square)
     hint = "" if "dout" not in by_name else "; with saved_tensors_hooks, unpacking must give back what was packed"
     first, dtype, device = names[0], tensors[0].dtype, tensors[0].device
     if dtype not in TORCH_DTYPES:
         raise TypeError(f"{first} is {dtype}; one of {', '.join(DTYPES)} is needed")
     dtypes = {"lse": lse_dtype(dtype), MASK: torch.bool}
-    query = by_name["query"].shape
-    shapes = {"dout": query, "out": query, "lse": torch.Size((query[0], query[2], query[1])), MASK: query[:2]}
+    shapes = {"dout": query, "out": query, "lse": torch.Size((query[0], query[2], query[1])), MASK: key[:2]}
     for name, x in by_name.items():
         if (x.dtype, x.device) != (dtypes.get(name, dtype), device):
             needed = f"{dtypes.get(name, dtype)} on {device} is needed beside {first}, which is {dtype}"
@@ -63,8 +66,8 @@ def check_tensors(names: Sequence[str], tensors: tuple[Tensor, ...]) -> None:
             raise ValueError(f"{name} has shape {tuple(x.shape)}; {tuple(shapes[name])} is needed{hint}")
 
 
-def check_shapes(query: torch.Size, key: torch.Size, value: torch.Size) -> None:
-    """Raise ValueError unless query, key and value of these shapes go together."""
+def check_shapes(query: torch.Size, key: torch.Size, value: torch.Size, is_square: bool = True) -> None:
+    """Raise ValueError unless query, key and value of these shapes go together; `is_square`: with as many queries as keys."""
     for name, shape in (("query", query), ("key", key), ("value", value)):
         if len(shape) != 4:
             raise ValueError(f"{name} has shape {tuple(shape)}; (batch, seq, heads, head_dim) is needed")
@@ -72,7 +75,7 @@ def check_shapes(query: torch.Size, key: torch.Size, value: torch.Size) -> None:
         raise ValueError(f"key has shape {tuple(key)} and value {tuple(value)}; they must be equal")
     if key != query:
         for name, at in (("batch", 0), ("seq", 1), ("head_dim", 3)):
-            if key[at] != query[at]:
+            if key[at] != query[at] and (is_square or at != 1):
                 raise ValueError(f"key has {name} {key[at]} and query {query[at]}; they must be equal")
         if key[2] < 1 or query[2] % key[2]:
             raise ValueError(f"key has {key[2]} heads, which does not divide the {query[2]} heads of query")

@@ -14,7 +14,7 @@ from dilkit.inputs import Inputs
 from dilkit.op.dropout import Dropout
 from dilkit.pattern import Pattern
 
-_FORMAT = "9"
+_FORMAT = "a"
 """The first letter of every text: change it with `encode` and with autograd in `dilkit.op.attend`, because torch.compile finds
 graphs on disk by such constants.
 """
@@ -30,8 +30,9 @@ class CallOptions(NamedTuple):
     """All of a call that is no tensor: checked, hashable.
 
     `requires_grad`: a backward pass may follow. `backends`: names in order of preference, none for the automatic choice.
-    `softcap`: 0 for none. `bias`: the form of that of the inputs. `scale`: None for `head_dim ** -0.5`. `max_seqlen`: of packed
-    sequences, or None.
+    `softcap`: 0 for none. `bias`: the form of that of the inputs. `scale`: None for `head_dim ** -0.5`. `max_seqlen`, `max_keys`:
+    of packed sequences, or None. `query_offset`: the position of the first query among the keys; None for the default one, or
+    where the inputs say it.
     """
 
     pattern: Pattern
@@ -43,6 +44,8 @@ class CallOptions(NamedTuple):
     bias: BiasForm | None = None
     scale: float | None = None
     max_seqlen: int | None = None
+    query_offset: int | None = None
+    max_keys: int | None = None
 
     def factor(self, query: Tensor) -> float:
         """Return the factor of the scores of this query."""
@@ -52,21 +55,23 @@ class CallOptions(NamedTuple):
 
 def encode(options: CallOptions) -> str:
     """Return the options as text, but for numbers that the operators take as they are, scale and max_seqlen."""
-    pattern, is_causal, requires_grad, backends, dropout_p, softcap, bias, *_ = options
+    pattern, is_causal, requires_grad, backends, dropout_p, softcap, bias, _, _, offset, _ = options
     scores = f"{softcap or ''},{'' if bias is None else bias.encode()}" if softcap or bias is not None else ""
     flags = _DIGITS[is_causal] + _DIGITS[requires_grad]  # torch.compile formats no bools
-    return f"{_FORMAT}{flags}{','.join(backends)};{dropout_p or ''};{scores};{pattern.to_json()}"
+    position = "" if offset is None else f"{offset}"
+    return f"{_FORMAT}{flags}{','.join(backends)};{dropout_p or ''};{scores};{position};{pattern.to_json()}"
 
 
 @lru_cache(maxsize=1024)
 def decode(text: str) -> CallOptions:
     """Return the options that `encode` wrote. Raises ValueError for a text of another form or version."""
-    parts = text.split(";", 3)
-    if text[:1].isdigit() and text[0] != _FORMAT and len(parts) == 4:
+    parts = text.split(";", 4)
+    if text[:1].isdigit() and len(parts) >= 4:
         raise ValueError(f"call={shown(text)} was written by another version of dilkit; export the graph again")
-    if len(parts) != 4 or not re.match(_FORMAT + "[01][01]", text):
-        raise ValueError(f"call={shown(text)} is not of the form 'flags and backends;dropout;scores;pattern' that dilkit writes")
-    names, dropout_p, scores, pattern = parts
+    if len(parts) != 5 or not re.match(_FORMAT + "[01][01]", text) or not re.fullmatch("-?[0-9]{1,19}|", parts[3]):
+        form = "'flags and backends;dropout;scores;offset;pattern'"
+        raise ValueError(f"call={shown(text)} is not of the form {form} that dilkit writes")
+    names, dropout_p, scores, position, pattern = parts
     softcap, _, bias = scores.partition(",")
     return CallOptions(
         Pattern.from_json(pattern),
@@ -76,6 +81,7 @@ def decode(text: str) -> CallOptions:
         float(dropout_p or 0.0),
         float(softcap or 0.0),
         BiasForm.decode(bias) if bias else None,
+        query_offset=int(position) if position else None,
     )
 
 

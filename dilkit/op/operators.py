@@ -152,9 +152,10 @@ torch.library.register_vmap("dilkit::dilated_attention", _vmap, lib=library)
 def forward_flops(query: Any, key: Any, value: Any, mask: Any, scale: float, text: str, *_: Any, **__: Any) -> int:
     """Return the nominal FLOPs of a call with tensors of these shapes."""
     options = decode(text)
-    batch, seq, heads, head_dim = query
-    seq = min(seq, options.pattern.max_seq)
-    return options.pattern.flops(seq, heads, head_dim, batch=batch, kv_heads=key[2], is_causal=options.is_causal)
+    batch, queries, heads, head_dim = query
+    seq = min(key[1], options.pattern.max_seq)
+    flops = options.pattern.flops(seq, heads, head_dim, batch=batch, kv_heads=key[2], is_causal=options.is_causal)
+    return flops if queries == key[1] else flops * queries // max(seq, 1)
 
 
 @register_flop_formula(backward_op.overloadpacket)

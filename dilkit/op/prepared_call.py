@@ -15,10 +15,10 @@ from dilkit.op import boundary, sequences
 from dilkit.op.arguments import check_inputs, check_others
 from dilkit.op.block_layout import check_layout
 from dilkit.op.call_options import CallOptions, flat
+from dilkit.op.offsets import check_offset, check_offsets, packed_alike, positions_of
 from dilkit.op.schema import TENSORS
 from dilkit.op.scores import check_bias
 from dilkit.op.zero_keys import ZeroKeys, zero_keys_of
-from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.selector import State, requested_at, requested_backends, select, state
 
@@ -63,6 +63,8 @@ def prepare(
     if inputs.cu_seqlens is not None:
         longest = sequences.longest(inputs.cu_seqlens, options.max_seqlen, inputs.query, inputs.key_padding_mask)
         options = options._replace(max_seqlen=longest)
+        if inputs.cu_seqlens_k is not None:
+            options = options._replace(max_keys=sequences.longest_keys(inputs.cu_seqlens_k, inputs.cu_seqlens, inputs.key))
     facts = "call", moment, key, options, results is None, from_public
     return plan.cached(facts, _made, moment, inputs, options, results, from_public)
 
@@ -72,10 +74,12 @@ def _made(moment: State, inputs: Inputs, options: CallOptions, results: Results 
     pattern, is_causal, backends = options.pattern, options.is_causal, options.backends
     default = () if backends else requested_at(moment)
     core = (query, key, value) if results is None else (results[0], query, key, value, *results[1:])
-    _check(inputs, pattern, core, from_public)
+    _check(inputs, options, core, from_public)
     any_copied = not all(map(boundary.lies_in_rows, core[:5]))  # lse, the sixth, has its rows in another dimension
     boundary.warn_of_many_heads(query)
-    problem, seq = _problem(inputs, options), query.shape[1]
+    problem, seq = _problem(inputs, options), key.shape[1]
+    if problem.queries is not None:
+        check_offset(problem)
     if not (is_causal or problem.varlen):  # causality and caches may yet see a token; packed sequences are of any lengths
         pattern.check_tokens(seq)
     backend = select(problem, requested_backends(backends) if backends else default)
@@ -93,7 +97,7 @@ def _made(moment: State, inputs: Inputs, options: CallOptions, results: Results 
     zero_keys = zero_keys_of(pattern, seq, problem.heads, problem.kv_heads, query, range(seq)) if padded else None
     held = sum(x.nbytes for x in (zero_keys, encoded) if x is not None)
     others = inputs.sink, inputs.cu_seqlens, inputs.dropout, inputs.block_layout, zero_keys
-    plain = all(x is None for x in others) and not (any_copied or options.dropout_p) and query.numel() > 0
+    plain = all(x is None for x in others) and not (any_copied or options.dropout_p) and query.numel() > 0 and key.numel() > 0
     foreign = not type(backend).__module__.startswith("dilkit.backends.")
     return PreparedCall(
         backend,
@@ -113,24 +117,29 @@ def _made(moment: State, inputs: Inputs, options: CallOptions, results: Results 
 
 def _problem(inputs: Inputs, options: CallOptions) -> Problem:
     longest = 0 if inputs.cu_seqlens is None else options.max_seqlen or 0
+    keys = longest if inputs.cu_seqlens_k is None else options.max_keys or 1
     facts: dict[str, Any] = {name: getattr(inputs, name) is not None for name in _FLAGS}
     facts |= {name: getattr(options, name) for name in ("is_causal", "requires_grad", "dropout_p", "softcap", "bias")}
-    facts |= dict(seq=longest or inputs.query.shape[1], varlen=longest > 0, scale=options.factor(inputs.query))
+    facts |= dict(seq=keys or inputs.key.shape[1], varlen=longest > 0, scale=options.factor(inputs.query))
+    facts |= positions_of(inputs, options.query_offset, options.is_causal, longest)
     return Problem.of(inputs.query, inputs.key, options.pattern, **facts)
 
 
-def _check(inputs: Inputs, pattern: Pattern, core: tuple[Tensor, ...], from_public: bool) -> None:
+def _check(inputs: Inputs, options: CallOptions, core: tuple[Tensor, ...], from_public: bool) -> None:
     query, key, value, mask, *_ = inputs
+    pattern, is_square = options.pattern, packed_alike(inputs)
     names = boundary.INPUTS if len(core) == len(boundary.INPUTS) else boundary.SAVED
     if from_public:
-        check_inputs(inputs, pattern)
+        check_inputs(inputs, pattern, is_square)
     else:
         for name, x in zip(names, core, strict=True):  # torch hands None to operators for a tensor that is undefined
             boundary.check_tensor(name, x)
-        boundary.check_shapes(query.shape, key.shape, value.shape)
+        boundary.check_shapes(query.shape, key.shape, value.shape, is_square)
         if names is boundary.INPUTS:
             check_others(inputs, pattern)
-    boundary.check_tensors(names, core if mask is None else (*core, mask))
+    boundary.check_tensors(names, core if mask is None else (*core, mask), is_square)
+    if inputs.query_offset is not None:
+        check_offsets(inputs)
 
 
 _TEXTS = 4

@@ -72,16 +72,16 @@ def scores_of(
 
 
 def packed_scores(
-    bias: Bias | None, softcap: float | None, query: Tensor, pattern: Pattern, kv_heads: int, cu_seqlens: Tensor
+    bias: Bias | None, softcap: float | None, query: Tensor, pattern: Pattern, kv_heads: int, cu_seqlens: Tensor, total: int
 ) -> Scores:
-    """Return both for a packed call with `query` `(1, total, heads, head_dim)`: positions begin anew with each sequence."""
+    """Return both for a packed call with so many keys in all: positions begin anew with each sequence of `cu_seqlens`."""
     if bias is None or (isinstance(bias, Bias) and bias.by_row):
-        return scores_of(bias, softcap, query, pattern, kv_heads)
+        return scores_of(bias, softcap, query, pattern, kv_heads, total)
     fitted = fitting(bias, query, pattern, kv_heads)
     at_once = cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling()
     if at_once and len(cu_seqlens) > 1:
         fitted.check_rows(1, int(cu_seqlens.diff().max()))
-    rows = places(cu_seqlens, query.shape[1]).long()
+    rows = places(cu_seqlens, total).long()
     scores = Scores(lowered(fitted, query.dtype, rows), check_softcap(softcap))
     if not at_once and (most := fitted.most_rows) is not None:
         torch._assert_async((rows < most).all(), f"a packed sequence has more rows than the {most} of the bias")

@@ -17,18 +17,18 @@ _MANY_ROWS = 2**23
 """Of a sequence, beyond which a packed call is prepared for its own length: that takes a moment of what the call takes."""
 
 
-def check_cu_seqlens(cu_seqlens: object, query: Tensor, total: int) -> None:
+def check_cu_seqlens(cu_seqlens: object, query: Tensor, total: int, name: str = "cu_seqlens", of: str = "query") -> None:
     """Raise TypeError or ValueError unless this tensor can say where sequences of `total` rows in all begin; numbers are not
     read.
     """
-    cu_seqlens = check_tensor("cu_seqlens", cu_seqlens, "an int32 torch.Tensor (sequences + 1,)")
+    cu_seqlens = check_tensor(name, cu_seqlens, "an int32 torch.Tensor (sequences + 1,)")
     if cu_seqlens.dtype != torch.int32 or cu_seqlens.layout is not torch.strided:
-        raise TypeError(f"cu_seqlens is {cu_seqlens.dtype}, {cu_seqlens.layout}; torch.int32 is needed (cu_seqlens.int())")
+        raise TypeError(f"{name} is {cu_seqlens.dtype}, {cu_seqlens.layout}; torch.int32 is needed ({name}.int())")
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
-        raise ValueError(f"cu_seqlens has shape {tuple(cu_seqlens.shape)}; (sequences + 1,) is needed, [0] for none")
-    check_device("cu_seqlens", cu_seqlens, query)
+        raise ValueError(f"{name} has shape {tuple(cu_seqlens.shape)}; (sequences + 1,) is needed, [0] for none")
+    check_device(name, cu_seqlens, query)
     if total >= 2**31:
-        raise ValueError(f"query has {total} rows; int32 counts to 2**31 - 1: make several calls")
+        raise ValueError(f"{of} has {total} rows; int32 counts to 2**31 - 1: make several calls")
 
 
 def longest(cu_seqlens: Tensor, max_seqlen: int | None, query: Tensor, mask: Tensor | None) -> int:
@@ -54,6 +54,21 @@ def longest(cu_seqlens: Tensor, max_seqlen: int | None, query: Tensor, mask: Ten
     return max_seqlen if max_seqlen > _MANY_ROWS else 1 << (max(max_seqlen, 1) - 1).bit_length()
 
 
+def longest_keys(starts: Tensor, cu_seqlens: Tensor, keys: Tensor) -> int:
+    """Return the length of the longest sequence of keys, which begin at `starts`, rounded as in `longest`.
+
+    Raises TypeError or ValueError.
+    """
+    check_cu_seqlens(starts, keys, keys.shape[1], "cu_seqlens_k", "key")
+    check_memory(("cu_seqlens_k",), (starts,))
+    if starts.shape != cu_seqlens.shape:
+        raise ValueError(
+            f"cu_seqlens_k is of {len(starts) - 1} sequences and cu_seqlens of {len(cu_seqlens) - 1}; as many are needed"
+        )
+    most = checked_longest(starts, keys.shape[1], "cu_seqlens_k", "key")
+    return most if most > _MANY_ROWS else 1 << (max(most, 1) - 1).bit_length()
+
+
 def assert_lengths(cu_seqlens: Tensor, max_seqlen: int, total: int) -> None:
     """Have the device of `cu_seqlens` fail where its numbers are not what `checked_longest` and `max_seqlen` ask for.
 
@@ -66,20 +81,20 @@ def assert_lengths(cu_seqlens: Tensor, max_seqlen: int, total: int) -> None:
     torch._assert_async(right, f"cu_seqlens is wrong: {needed}; without max_seqlen the error says where")
 
 
-def checked_longest(cu_seqlens: Tensor, total: int) -> int:
+def checked_longest(cu_seqlens: Tensor, total: int, name: str = "cu_seqlens", of: str = "query") -> int:
     """The length of the longest sequence; raises ValueError for numbers that do not cut `total` rows into sequences."""
     lengths = cu_seqlens.diff()
     least, most = (0, 0) if len(lengths) == 0 else (int(x) for x in torch.stack(torch.aminmax(lengths)).tolist())
     first, last = int(cu_seqlens[0]), int(cu_seqlens[-1])
     if first != 0:
-        raise ValueError(f"cu_seqlens begins with {first}; 0 is needed, the first row of the first sequence")
+        raise ValueError(f"{name} begins with {first}; 0 is needed, the first row of the first sequence")
     if last != total:
-        raise ValueError(f"cu_seqlens ends with {last}; the number of rows of query is needed, {total}")
+        raise ValueError(f"{name} ends with {last}; the number of rows of {of} is needed, {total}")
     if least < 0:
         index = int(lengths.argmin())
         pair = f"from {int(cu_seqlens[index])} to {int(cu_seqlens[index + 1])}"
         raise ValueError(
-            f"cu_seqlens decreases at index {index + 1}, {pair}; each sequence begins where one ends (lengths.cumsum(0))"
+            f"{name} decreases at index {index + 1}, {pair}; each sequence begins where one ends (lengths.cumsum(0))"
         )
     return most
 

@@ -29,7 +29,10 @@ def moved(x: Tensor, dim: int, order: TokenOrder, inverse: bool) -> Tensor:
         raise TypeError(f"x has layout {x.layout}; a plain tensor, torch.strided, is needed (x.to_dense())")
     check_tokens(x, dim, order)
     if torch.compiler.is_compiling():
-        return _traced(x, dim, order, inverse)
+        if order.text is not None:  # the table of a grid is looked up when the graph runs
+            return reorder_op(x, dim, order.text, inverse)
+        perm = torch.as_tensor(order.perm, dtype=torch.int64, device=x.device)  # an input of the graph
+        return torch.empty_like(x).index_copy(dim, perm, x) if inverse else x.index_select(dim, perm)
     to = _index(order, x, inverse)
     if torch.is_grad_enabled() and x.requires_grad:
         return _move(x, dim, to, _index(order, x, not inverse))
@@ -42,14 +45,6 @@ def _select(x: Tensor, dim: int, to: Tensor) -> Tensor:
     if x.device.type != "cpu" or lead.numel() != 1 or not x.is_contiguous() or x.numel() == 0:
         return x.index_select(dim, to)
     return x.view(len(to), -1).index_select(0, to).view(x.shape)
-
-
-def _traced(x: Tensor, dim: int, order: TokenOrder, inverse: bool) -> Tensor:
-    """Do `moved` in a graph. A grid's table is looked up when the graph runs; a given permutation is an input of it."""
-    if order.text is not None:
-        return reorder_op(x, dim, order.text, inverse)
-    perm = torch.as_tensor(order.perm, dtype=torch.int64, device=x.device)
-    return torch.empty_like(x).index_copy(dim, perm, x) if inverse else x.index_select(dim, perm)
 
 
 def index_of(order: TokenOrder, device: torch.device, inverse: bool) -> Tensor:

@@ -19,6 +19,7 @@ from dilkit.checks import boolean, integer
 from dilkit.inputs import Inputs
 from dilkit.op.arguments import call_of
 from dilkit.op.boundary import check_tensor
+from dilkit.op.offsets import equal_widths, with_offset
 from dilkit.op.operators import attend
 from dilkit.op.sequences import check_cu_seqlens
 from dilkit.pattern import Pattern
@@ -36,6 +37,8 @@ def dilated_attention_varlen(
     cu_seqlens: Tensor,
     max_seqlen: int | None = None,
     *,
+    cu_seqlens_k: Tensor | None = None,
+    query_offset: Tensor | None = None,
     is_causal: bool = False,
     sink: Tensor | None = None,
     scale: float | None = None,
@@ -54,6 +57,9 @@ def dilated_attention_varlen(
     - `query`: `(total, heads, head_dim)`, float64, float32, bfloat16 or float16, with a contiguous last dimension.
     - `key`, `value`: `(total, kv_heads, head_dim)` like `query`; `kv_heads` divides `heads`.
     - `cu_seqlens`: int32 `(sequences + 1,)` on the device of `query`, as in flash-attn: where each sequence begins, and `total`.
+    - `cu_seqlens_k`: where the keys of each sequence begin, if they are others than the queries; `key` is then of as many rows
+      as it says. Query i of a sequence has the position `query_offset + i` among its keys: int32 `(sequences,)`, by default as
+      in `dilated_attention`, for each sequence by itself.
     - `max_seqlen`: the length of the longest sequence, or more. On a GPU the numbers of `cu_seqlens` are then checked by the GPU
       alone: of wrong ones a later call says "device-side assert triggered". Otherwise they are checked at once.
     - `is_causal`, `sink`, `scale`, `dropout_p`, `backend`, `return_lse`: as in `dilated_attention`. Sequence b drops the weights
@@ -77,13 +83,19 @@ def dilated_attention_varlen(
         True
     """
     query, key, value = (batch_of_one(name, x) for name, x in (("query", query), ("key", key), ("value", value)))
+    query, key, value, scale, width = equal_widths(query, key, value, scale)
     boolean("return_lse", return_lse)
     check_cu_seqlens(cu_seqlens, query, query.shape[1])
+    if cu_seqlens_k is not None:
+        check_cu_seqlens(cu_seqlens_k, key, key.shape[1], "cu_seqlens_k", "key")
     if max_seqlen is not None and not isinstance(max_seqlen, torch.SymInt):
         max_seqlen = min(integer("max_seqlen", max_seqlen, at_least=0), _MOST_ROWS)
-    inputs = Inputs(query, key, value, cu_seqlens=cu_seqlens, sink=sink)
+    inputs = Inputs(query, key, value, cu_seqlens=cu_seqlens, sink=sink, cu_seqlens_k=cu_seqlens_k)
+    if query_offset is not None:
+        inputs, _ = with_offset(inputs, query_offset)
     out, lse = attend(*call_of(inputs, pattern, is_causal, scale, backend, dropout_p, bias, softcap, max_seqlen))
-    return (out.squeeze(0), lse.squeeze(0)) if return_lse else out.squeeze(0)
+    out = out.squeeze(0) if width is None else out.squeeze(0)[..., :width]
+    return (out, lse.squeeze(0)) if return_lse else out
 
 
 def batch_of_one(name: str, x: object) -> Tensor:

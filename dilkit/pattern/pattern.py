@@ -23,6 +23,7 @@ from dilkit.pattern.checks import (
     positive_integers,
     shard_of_heads,
 )
+from dilkit.pattern.flex.masks import FlexMasks
 from dilkit.pattern.heads import Heads
 from dilkit.pattern.kinds.bands import DilatedSegment
 from dilkit.pattern.kinds.branch import Branch
@@ -40,7 +41,7 @@ _MAX_KEPT_TEXT = 2**14  # characters: layouts of blocks, which may be of many Mi
 
 
 @dataclass(frozen=True, repr=False)
-class Pattern(Presets):
+class Pattern(Presets, FlexMasks):
     """An attention pattern as a count: how many of its branches say that query i of head h sees key j.
 
         count[h, i, j] = number of branches b in which i sees j
@@ -316,22 +317,37 @@ class Pattern(Presets):
         check_sizes(seq, heads, kv_heads)
         boolean("is_causal", is_causal)
         self.check_heads(heads, kv_heads)
-        if heads * seq * seq > _MAX_COUNT_ENTRIES:
-            count = heads * seq * seq
-            raise PatternError(f"seq={seq} with heads={heads} needs {count:,} entries; at most {_MAX_COUNT_ENTRIES:,}")
+        check_entries(seq, heads, seq)
         return self.count_rows(torch.arange(seq, device="cpu"), seq, heads, kv_heads=kv_heads, is_causal=is_causal)
 
-    def count_rows(self, rows: Tensor, seq: int, heads: int, *, kv_heads: int | None = None, is_causal: bool = False) -> Tensor:
-        """Return the rows `rows` (int64, `(m,)`) of `count`: an int32 tensor `(heads, m, seq)` on the device of `rows`."""
+    def count_rows(
+        self,
+        rows: Tensor,
+        seq: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        is_causal: bool = False,
+        span: range | None = None,
+    ) -> Tensor:
+        """Return the rows `rows` (int64, `(m,)`) of `count`: an int32 tensor `(heads, m, seq)` on the device of `rows`.
+
+        `span`: the positions of which the rows are some, if these are not all among the `seq` keys. Before the first key a row is
+        in no segment, document or block: there it sees what a window or a stride shows.
+        """
         import torch
 
         self.check_heads(heads, kv_heads)
-        self.check_seq(seq)
+        outside = span is not None and (span.start < 0 or span.stop > seq)
+        self.check_seq(seq if span is None else max(seq, span.stop))
         at_hand, keys = self.among(heads, kv_heads), torch.arange(seq, device=rows.device)
         total = torch.zeros(heads, len(rows), seq, dtype=torch.int32, device=rows.device)
         for branch in self.branches:
             served = branch.served(at_hand)
-            total[served.start : served.stop] += sees(branch, rows, keys, at_hand)
+            shown = sees(branch, rows.clamp(min=0) if outside and not branch.goes_by_distance else rows, keys, at_hand)
+            if outside and not branch.goes_by_distance:
+                shown = shown & (rows >= 0)[:, None]
+            total[served.start : served.stop] += shown
         if is_causal:
             total *= rows[:, None] >= keys
         return total.clamp_(max=1) if self.overlap == "once" else total
@@ -436,6 +452,12 @@ def _parsed(text: str) -> Pattern:
     if "branches" in fields:
         return Pattern.of(*fields.pop("branches"), **fields)
     return Pattern(**fields)
+
+
+def check_entries(rows: int, heads: int, seq: int) -> None:
+    """Raise `PatternError` where a count of so many rows has more entries than can be made."""
+    if (entries := heads * rows * seq) > _MAX_COUNT_ENTRIES:
+        raise PatternError(f"seq={seq} with heads={heads} needs {entries:,} entries; at most {_MAX_COUNT_ENTRIES:,}")
 
 
 class NotSegments(PatternError, AttributeError):

@@ -106,6 +106,7 @@ FEATURES: dict[str, Callable[[Problem], bool]] = {
     ),
     "key padding mask": lambda problem: problem.key_padding_mask,
     "training": lambda problem: problem.requires_grad,
+    "one segment": lambda problem: [type(form) for form in problem.forms] == [Segments],
     "nothing dilated": lambda problem: all(form.rate == 1 for form in problem.forms if isinstance(form, (Segments, Band))),
     "runs": lambda problem: Runs.name in problem.forms.names,
     "stored rows": lambda problem: bool(problem.stored),
@@ -134,7 +135,7 @@ _TURING = (((7, 5), (7, 9)),)
 _BELOW_AMPERE = ((OLDEST, (7, 9)),)
 _FROM_AMPERE = (((8, 0), NEWEST),)
 _SLOW_TF32 = (((8, 6), (8, 9)), ((12, 0), (12, 9)))
-"""Products of TF32 run at the rate of float32 arithmetic, or at twice it; on other GPUs from 8.0 on at eight times it or more."""
+"""Products of TF32 run at the rate of float32 arithmetic, or at twice it; on A100, H100 and B200 at seven times it or more."""
 _CUDNN = (((9, 0), (10, 9)),)
 _FLASH2 = (((8, 0), (8, 9)), ((11, 0), NEWEST))
 """torch's fastest kernel for halves is FlashAttention 2: cuDNN's is for `_CUDNN`."""
@@ -156,25 +157,25 @@ TABLE = (
     PreferenceRow(
         *("mps", _ANY, DTYPES, ()),
         ("reference",),
-        "no kernel runs on GPUs of Apple; the definition is plain torch, and slow; it was never run there",
+        "no kernel runs on GPUs of Apple; the definition is plain torch, and slow",
     ),
     PreferenceRow(
         *("hip", _ANY, DTYPES, ()),
-        ("sdpa", "reference"),
-        "torch's kernels, proven on the GPU before their first use; dilkit's own kernels are for NVIDIA's GPUs",
+        ("sdpa", "triton", "reference"),
+        "torch's kernels and those in Triton, each proven on the GPU before its first use; all others are for NVIDIA's GPUs",
     ),
     PreferenceRow(*("cuda", _ANY, ("float64",), ()), ("reference",), "the kernels for GPUs compute in float32 or in halves"),
     PreferenceRow(
         *("cuda", _BELOW_AMPERE, _SINGLE, ("training",)),
         _RAW_FIRST,
-        "one launch for all branches, shared keys scored once, gradients summed in registers; torch's memory-efficient kernel "
-        "runs branch by branch and sums float32 gradients in memory",
+        "a launch for each group of branches, shared keys scored once, gradients summed in registers; torch's memory-efficient "
+        "kernel runs branch by branch, sums float32 gradients in memory, and some forty operators merge each result",
     ),
     PreferenceRow(
         *("cuda", _BELOW_AMPERE, _SINGLE, ()),
         _RAW_FIRST,
-        "one launch for all branches, shared keys scored once; torch's memory-efficient kernel runs branch by branch, "
-        "on the same units, for which that is more work",
+        "a launch for each group of branches, shared keys scored once, which is less work for the same units than torch's "
+        "memory-efficient kernel has branch by branch; some forty operators merge each of its results",
         basis=COUNTED,
     ),
     PreferenceRow(
@@ -199,14 +200,14 @@ TABLE = (
     PreferenceRow(
         *("cuda", _TURING, ("float16",), ("training",)),
         _RAW_FIRST,
-        "tensor cores, one launch for all branches, gradients summed in registers, though in seven products where five would do; "
-        "torch has no flash attention below 8.0",
+        "tensor cores, a launch for each group of branches, gradients summed in registers, though in seven products where five "
+        "would do; torch has no flash attention below 8.0",
     ),
     PreferenceRow(
         *("cuda", _TURING, ("float16",), ()),
         _RAW_FIRST,
-        "tensor cores, one launch for all branches, shared keys scored once; torch has no flash attention below 8.0, and its "
-        "memory-efficient kernel has more work for the same tensor cores",
+        "tensor cores, a launch for each group of branches, shared keys scored once; torch has no flash attention below 8.0, and "
+        "its memory-efficient kernel has more work for the same tensor cores",
         basis=COUNTED,
     ),
     PreferenceRow(
@@ -229,8 +230,8 @@ TABLE = (
     PreferenceRow(
         *("cuda", _FROM_AMPERE, (*_SINGLE, *_HALVES), ("launch-bound", "shared keys")),
         _RAW_FIRST,
-        "one launch; so little work takes less time than launching a library's kernel for every branch and merging the results, "
-        "which takes up to 12 times as long",
+        "one launch for each group of branches; so little work takes less time than launching a library's kernel for every "
+        "branch and merging the results, which takes up to 12 times as long",
         basis=ON_H200,
     ),
     PreferenceRow(
@@ -253,9 +254,16 @@ TABLE = (
         basis=ON_H200,
     ),
     PreferenceRow(
+        *("cuda", _FROM_AMPERE, (*_SINGLE, *_HALVES), ("one segment", "nothing dilated")),
+        _GENERATED_BEFORE_OURS,
+        "the call that torch's kernels are made for, with nothing to merge; cupy_raw takes 1.0 to 2.1 times as long",
+        basis=ON_H200,
+    ),
+    PreferenceRow(
         *("cuda", _FROM_AMPERE, (*_SINGLE, *_HALVES), ("nothing dilated",)),
         _GENERATED_BEFORE_OURS,
-        "torch's kernels are in wide use here, and FlexAttention's, which look at all pairs of what is dilated",
+        "calls of torch's kernels on whole segments or blocks, and those kernels multiply faster than ours; FlexAttention's skip "
+        "blocks of keys that no query sees, which dilation does not leave",
     ),
     PreferenceRow(
         *("cuda", _FROM_AMPERE, _SINGLE, ("no gradients", "head_dim up to 64", "shared keys")),
@@ -286,21 +294,6 @@ TABLE = (
     ),
 )
 """The first row that fits is used. `reference` computes everything, but slowly, so it is last."""
-
-ON_GPUS = (
-    "An NVIDIA H200 has run dilkit, and no other GPU. There `cupy_raw`, and each of torch's kernels that `sdpa` calls, computed "
-    "the problem list, but no steps of decoding; `cupy_raw` and `triton` ran in CUDA graphs, on side streams, in compiled code "
-    "and over two ranks. The first run showed two faults of `sdpa`, which are mended; those after it found nothing wrong. Of "
-    "`triton` small problems of each dtype ran and what was timed, of `flex` two problems; `numba_cuda` has run on no GPU.",
-    "Every kernel is also compiled for all its GPUs, and checked on the CPU, by emulation, against the double-precision oracle. "
-    "On a GPU each kernel of dilkit is checked again, against the same oracle, before its first use.",
-    "Until `dilkit tune` has measured on the GPU at hand, the automatic choice follows fixed rules. From capability 8.0 on these "
-    "follow the H200's times: torch's kernels (`sdpa`, `flex`) for what they compute, but dilkit's for small problems of several "
-    "branches, for steps of decoding, for key padding masks and, in float32 without gradients, for heads of up to 64. Without "
-    "cuDNN (8.x, 12.x) they take dilkit's kernels for halves whose branches repeat a key 1.2 times, too; with slow TF32 (8.6 to "
-    "8.9, 12.x) for float32. Below 8.0 they take dilkit's kernels, but torch's for float16 on Volta.",
-)
-"""The state of support for GPUs, in three paragraphs, for the pages."""
 
 
 def row_of(problem: Problem) -> PreferenceRow | None:

@@ -61,30 +61,43 @@ class Expected:
         )
 
 
-def expected(problem: Problem, tensors: Tensors, lengths: Sequence[int] = (), last: int = 0) -> Expected:
+def expected(
+    problem: Problem, tensors: Tensors, lengths: Sequence[int] = (), last: int = 0, key_lengths: Sequence[int] = ()
+) -> Expected:
     """Compute the expected results on `tensors`: `out` and `lse`, with gradients where the problem asks for them.
 
-    `lengths`: those of the sequences of a packed call, or of those in a cache, of which the `last` rows are computed.
+    `lengths`: those of the sequences of a packed call, or of those in a cache, of which the `last` rows are computed;
+    `key_lengths`: of keys that are others than the queries.
     """
+    return Expected.of(partial(definition, problem, tensors, lengths, last, key_lengths=key_lengths), problem, tensors)
 
-    def compute(dtype: str) -> Results:
-        options: dict[str, Any] = dict(is_causal=problem.is_causal, scale=problem.scale, dtype=dtype, dropout=dropout_in(problem))
-        options["softcap"] = problem.softcap or None
-        if tensors.block_layout is not None:
-            options["block_layout"] = tensors.block_layout
 
-        def attend(
-            q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sink: Tensor | None = None, bias: Bias | None = None
-        ) -> tuple[Tensor, Tensor]:
-            if last:
-                return oracle.oracle_attention_last(q, k, v, problem.pattern, lengths, last, sink=sink, bias=bias, **options)
-            if lengths:
-                return oracle.oracle_attention_varlen(q, k, v, problem.pattern, lengths, sink=sink, bias=bias, **options)
-            return oracle.oracle_attention(q, k, v, problem.pattern, key_padding_mask=mask, sink=sink, bias=bias, **options)
+def definition(
+    problem: Problem,
+    tensors: Tensors,
+    lengths: Sequence[int],
+    last: int,
+    dtype: str = "float64",
+    key_lengths: Sequence[int] = (),
+) -> Results:
+    """Compute the definition with all arithmetic in `dtype`; the other arguments are those of `expected`."""
+    options: dict[str, Any] = dict(is_causal=problem.is_causal, scale=problem.scale, dtype=dtype, dropout=dropout_in(problem))
+    options["softcap"] = problem.softcap or None
+    if tensors.block_layout is not None:
+        options["block_layout"] = tensors.block_layout
 
-        return differentiated(attend, tensors.to(dtype), problem.requires_grad)
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sink: Tensor | None = None, bias: Bias | None = None
+    ) -> tuple[Tensor, Tensor]:
+        if last:
+            return oracle.oracle_attention_last(q, k, v, problem.pattern, lengths, last, sink=sink, bias=bias, **options)
+        if lengths:
+            options["key_lengths"] = key_lengths
+            return oracle.oracle_attention_varlen(q, k, v, problem.pattern, lengths, sink=sink, bias=bias, **options)
+        options["query_offset"] = problem.query_offset
+        return oracle.oracle_attention(q, k, v, problem.pattern, key_padding_mask=mask, sink=sink, bias=bias, **options)
 
-    return Expected.of(compute, problem, tensors)
+    return differentiated(attend, tensors.to(dtype), problem.requires_grad)
 
 
 def dropout_in(problem: Problem) -> Dropout | None:

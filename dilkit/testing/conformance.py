@@ -108,7 +108,7 @@ def _inputs(tensors: Tensors) -> list[Tensor]:
 def expected(case: Case) -> Expected:
     """Compute the expected results of `case`, once a process, on the CPU, and without poisoned sequences."""
     tensors = make_tensors(replace(case, poisoned=False))
-    exact = accuracy.expected(case.problem(), tensors, case.lengths, case.rows)
+    exact = accuracy.expected(case.problem(), tensors, case.lengths, case.rows, case.key_lengths)
     return replace(exact, exact=_clean(exact.exact, case))
 
 
@@ -127,8 +127,14 @@ def _call(case: Case, backend: str, q: Tensor, k: Tensor, v: Tensor, mask: Any =
         if case.pattern.given_blocks is not None:
             options["block_layout"] = make_tensors(case, q.device.type).block_layout
         if not case.lengths:
+            options["query_offset"] = case.query_offset
             return dilated_attention(q, k, v, case.pattern, key_padding_mask=mask, **options)
-        cu_seqlens = torch.tensor([0, *accumulate(case.lengths)], dtype=torch.int32, device=q.device)
+        cu_seqlens, of_keys = (
+            torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=q.device)
+            for lengths in (case.lengths, case.key_lengths)
+        )
+        if case.key_lengths:
+            options["cu_seqlens_k"] = of_keys
         return tuple(x.unsqueeze(0) for x in dilated_attention_varlen(q[0], k[0], v[0], case.pattern, cu_seqlens, **options))
 
 

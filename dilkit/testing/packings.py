@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from dilkit.pattern import BlockSparse, Branch, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
+from dilkit.pattern import BlockSparse, Branch, DilatedSegment, Documents, GlobalTokens, Pattern, SlidingWindow, Strided
 from dilkit.problem import DTYPES
 from dilkit.testing.problems import RAGGED, SPARSE, Case, Fields, kinds, segments
 
@@ -106,6 +106,7 @@ _WINDOW_AND_TOKENS = Pattern.of(SlidingWindow(5), GlobalTokens([0, 14, 24]))  # 
 _KINDS_PACKED: dict[str, Fields] = {
     "windows": kinds(SlidingWindow(7), SlidingWindow(30, 3), is_causal=True, kv_heads=2),
     "window on both sides": kinds(SlidingWindow(5)),
+    "window of two sides": kinds(SlidingWindow(before=1, after=6)),
     "global tokens": dict(pattern=_WINDOW_AND_TOKENS),
     "sinks": dict(pattern=Pattern.streaming_llm(6, sinks=4), is_causal=True),
     "strides": kinds(Strided(6), sink="random"),
@@ -153,4 +154,26 @@ KINDS_OF_SEQUENCES = (
 )
 """The same with branches of other kinds than segments: their windows, positions, strides and blocks begin with each sequence."""
 
-SEQUENCES = (*PACKED, *CACHED, *KINDS_OF_SEQUENCES)
+_OTHER_KEYS: Fields = dict(lengths=(0, 13, 7, 4, 0, 19), queries=43, key_lengths=(5, 31, 0, 3, 0, 20), seq=59, batch=1)
+_QUERIES: dict[str, Fields] = {
+    "cross": dict(pattern=Pattern.dense(), seq=37, queries=11, mask="random"),
+    "lower right": dict(pattern=Pattern.dense(), seq=61, queries=20, is_causal=True, kv_heads=2),
+    "fewer keys causal": dict(pattern=Pattern.dense(), seq=9, queries=30, is_causal=True, sink="random"),
+    "segments": dict(seq=53, queries=14, query_offset=23, layout="sliced"),
+    "segments causal": dict(pattern=RAGGED, seq=47, queries=17, is_causal=True, bias="alibi"),
+    "beyond the keys": dict(pattern=RAGGED, seq=29, queries=40, query_offset=8, softcap=1.5),
+    "windows": kinds(SlidingWindow(before=9, after=3), seq=50, queries=12, query_offset=20, kv_heads=2, dropout_p=0.2),
+    "windows before the keys": kinds(SlidingWindow(before=2, after=8), Strided(5), seq=33, queries=41, query_offset=-6),
+    "all kinds": kinds(SlidingWindow(5), GlobalTokens(3), Documents([20, 30]), seq=50, queries=22, query_offset=25, head_dim=8),
+    "blocks once": kinds(BlockSparse.local_global(10, 5), GlobalTokens(2), overlap="once", seq=50, queries=9, query_offset=31),
+    "coordinates": dict(pattern=Pattern.dense(), seq=40, queries=15, query_offset=12, bias="euclidean"),
+    "packed": dict(pattern=Pattern.dense(), **_OTHER_KEYS),
+    "packed causal": kinds(SlidingWindow(6), GlobalTokens(1), **_OTHER_KEYS, is_causal=True, kv_heads=2, dropout_p=0.2),
+    "packed windows": kinds(SlidingWindow(before=4, after=2), **_OTHER_KEYS, bias="alibi"),
+}
+QUERIES = tuple(
+    Case(feature="queries", variant=name, dtype=dtype, **fields) for name, fields in _QUERIES.items() for dtype in DTYPES
+)
+"""Queries that are others than the keys, at their positions among these."""
+
+SEQUENCES = (*PACKED, *CACHED, *KINDS_OF_SEQUENCES, *QUERIES)

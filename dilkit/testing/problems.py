@@ -25,7 +25,7 @@ from dilkit.pattern import (
     Strided,
 )
 from dilkit.pattern.text import RULES
-from dilkit.problem import DTYPES, Problem
+from dilkit.problem import DTYPES, Problem, default_offset
 
 NESTED = Pattern([8, 16, 32], [1, 2, 4])
 RAGGED = Pattern([6, 10, 21], [1, 3, 5])
@@ -78,6 +78,8 @@ class Case:
 
     - `lengths`: of packed sequences, whose sum `seq` is; with `rows`, of sequences in a cache with the capacity `seq`, of which
       only so many last rows are computed.
+    - `queries`: where they are others than the `seq` keys, with `query_offset`, or the default one; of packed sequences the sum
+      of `lengths`, and `seq` that of `key_lengths`.
     - `mask`: the keys ignored: "random" ones, a third at the "left" or "right", those of one batch "element", "all".
     - `values`: sizes; "huge" scores have no digits left for a backward pass (`gradients=False`); "ignored NaN" is behind the
       mask.
@@ -104,6 +106,9 @@ class Case:
     gradients: bool = True
     lengths: tuple[int, ...] = ()
     rows: int = 0
+    queries: int | None = None
+    query_offset: int | None = None
+    key_lengths: tuple[int, ...] = ()
     poisoned: bool = False
     dropout_p: float = 0.0
     bias: str = "none"
@@ -125,6 +130,9 @@ class Case:
         alike = "pattern", "seq", "heads", "kv_heads", "head_dim", "batch", "dtype", "is_causal", "scale", "dropout_p", "softcap"
         facts: Fields = {name: getattr(self, name) for name in alike}
         facts |= dict(varlen=bool(self.lengths) and not self.rows, kv_cache=bool(self.rows), key_padding_mask=self.mask != "none")
+        if self.queries is not None:
+            offset = default_offset(self.queries, self.seq, self.is_causal) if self.query_offset is None else self.query_offset
+            facts |= dict(queries=self.queries, query_offset=None if self.lengths else offset)
         learned = requires_grad and self.gradients
         bias = None if self.bias == "none" else replace(BIAS_FORMS[self.bias], learned=learned)
         return Problem(**facts, bias=bias, device=device or probe("cpu"), requires_grad=learned)
@@ -306,6 +314,9 @@ _OTHER_KINDS: dict[str, Fields] = {
     "window beyond all causal": kinds(SlidingWindow(1000), seq=23, is_causal=True),
     "dilated window": kinds(SlidingWindow(16, 3), seq=47, mask="right"),
     "dilated window causal": kinds(SlidingWindow(17, 4), is_causal=True, layout="sliced"),
+    "window of two sides": kinds(SlidingWindow(before=7, after=2), seq=53, kv_heads=2),
+    "dilated window ahead": kinds(SlidingWindow(dilation_rate=2, before=0, after=5), seq=47, mask="random"),
+    "window open behind": kinds(SlidingWindow(before=-1, after=3, heads=(1, 4)), seq=37),
     "windows by heads": kinds(SlidingWindow(3, heads=(0, 2)), SlidingWindow(9, 2, heads=(1, 4))),
     "global tokens": kinds(GlobalTokens(3), mask="left"),
     "global tokens causal": kinds(GlobalTokens([0, 7, 39]), is_causal=True),

@@ -77,7 +77,8 @@ def make_tensors(case: Case, device: str = "cpu") -> Tensors:
     """Make the tensors of `case` on `device` in its layout: the same numbers at every call, on every device, in every dtype."""
     draw = torch.Generator().manual_seed(zlib.crc32(f"{case.feature} {case.variant}".encode()))
     kind = getattr(torch, case.dtype)
-    by_query = case.batch, case.seq, case.heads, case.head_dim
+    rows = case.seq if case.queries is None else case.queries
+    by_query = case.batch, rows, case.heads, case.head_dim
     by_key = case.batch, case.seq, case.kv_heads or case.heads, case.head_dim
     q, k, v, dout = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in (by_query, by_key, by_key, by_query))
     dlse = torch.randn(by_query[0], by_query[2], by_query[1], generator=draw, dtype=torch.float64).to(kind)

@@ -88,8 +88,6 @@ HALVES = frozenset({"float16"})
 
 
 class Faulty(Reference):
-    """The reference with one fault at a time."""
-
     def __init__(self, fault: str, limits: Limits = Reference.limits) -> None:
         super().__init__(name="faulty")
         self.fault = fault

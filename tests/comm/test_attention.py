@@ -37,7 +37,6 @@ ABLE = on("cpu")
 
 
 def _drawn(case: Case, backend: str) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """Shards and options for a case of the problem list, the same at every run."""
     draw = random.Random(zlib.crc32(f"{case.name} {backend}".encode()))
     world_size = min(draw.randint(2, 8), case.seq)
     joint = case.pattern.overlap == "once" and len(case.pattern.branches) > 1

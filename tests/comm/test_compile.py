@@ -60,7 +60,6 @@ def test_what_the_operators_cannot_be_given_breaks_the_graph_and_is_computed(com
 
 
 def graphs_of(step: Callable[[Tensor], Tensor]) -> dict[str, list[torch.fx.Node]]:
-    """Return the operators of a step's forward and backward graphs, in order, as given to Inductor."""
     from functorch.compile import min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
 

@@ -82,7 +82,6 @@ class Computed:
                     self._ring(segment)
 
     def labels(self, rank: int, heads: int, rows: Any) -> Labels:
-        """Number a rank's rows as rows of the whole."""
         start, stop = self.plan.cuts[rank : rank + 2]
         batch, seq, head = np.unravel_index(np.asarray(rows), (self.batch, stop - start, heads))
         return np.ravel_multi_index((batch, seq + start, head), (self.batch, self.plan.seq, heads))

@@ -99,7 +99,6 @@ def test_tensors_hold_as_many_bytes_between_the_passes_as_is_planned(keep: str, 
 
 
 def peak(ranks: int, keep: str) -> int:
-    """Return the most bytes of a rank's tensors in both passes, inputs included."""
     pattern, heads, head_dim = Pattern([64, 128, 256, 512, 1024], [1, 2, 4, 8, 16]), 8, 64
     cuts = shard_cuts(1024, ranks, pattern)
 

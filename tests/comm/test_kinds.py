@@ -139,15 +139,17 @@ def test_blocks_of_others_are_computed_in_one_call(is_causal: bool) -> None:
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_the_bytes_of_a_window_do_not_grow_with_the_number_of_ranks(is_causal: bool) -> None:
-    """A rank sends `window - 1` rows of keys and values to each side that sees them."""
-    window, kv_heads, row = 65, 2, 16 * 2
-    halo = (window - 1) * kv_heads * 2 * row * (1 if is_causal else 2)
+@pytest.mark.parametrize("window", [SlidingWindow(65), SlidingWindow(before=64, after=16)], ids=str)
+def test_the_bytes_of_a_window_do_not_grow_with_the_number_of_ranks(window: SlidingWindow, is_causal: bool) -> None:
+    """A rank sends as many rows of keys and values to each side as that side sees."""
+    kv_heads, row = 2, 16 * 2
+    rows = window.reaches[0] + (0 if is_causal else window.reaches[1])
+    halo = rows * kv_heads * 2 * row
     for world_size in (4, 8, 64, 256):
-        plan = exchange_plan(Pattern.of(SlidingWindow(window)), even_cuts(64 * 512, world_size), 8, kv_heads, is_causal=is_causal)
+        plan = exchange_plan(Pattern.of(window), even_cuts(64 * 512, world_size), 8, kv_heads, is_causal=is_causal)
         # Besides its own, a rank holds the halo, and copies of the queries that see it.
         held = exchange_buffer_bytes(plan, Rows(head_dim=16, dtype="bfloat16"))
-        assert held.max() == halo + 8 * (window - 1) * row * (1 if is_causal else 2)
+        assert held.max() == halo + 8 * rows * row
         for phase in ("forward", "backward"):
             sent = plan.all_bytes(phase, head_dim=16, dtype="bfloat16")
             assert set(sent[1:-1].tolist()) == {halo}

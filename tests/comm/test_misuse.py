@@ -52,8 +52,6 @@ def attend(comm: ThreadComm, arguments: Arguments) -> Tensor:
 
 
 def on_all(change: Callable[[Arguments], None]) -> list[Exception]:
-    """Return the errors when one rank changes its arguments; the transport still works afterwards."""
-
     def on_rank(comm):
         arguments = shards(comm)
         if comm.rank == ODD:
@@ -212,7 +210,6 @@ def with_fault(schedule: str, fault: Fault) -> list[tuple[CommError | Killed | N
 
 @functools.cache
 def sending(schedule: str) -> tuple[int, set[int]]:
-    """The number of exchanges of a step, and those in which the odd rank sends anything."""
     sent: set[int] = set()
 
     def on_rank(comm):

@@ -91,7 +91,6 @@ def tensors(option: str, seq: int, heads: Heads, seed: int = 0) -> list[Tensor]:
 
 
 def results(attend: Callable[..., Any], leaves: Sequence[Tensor]) -> list[Tensor]:
-    """`out`, `lse` `(..., seq, heads)`, and the gradients of a sum through both; `attend` is given the leaves."""
     mine = [x.clone().requires_grad_() for x in leaves]
     out, lse = attend(*mine)
     total = out.square().sum() + lse.masked_fill(lse == -torch.inf, 0.0).square().sum()
@@ -99,8 +98,6 @@ def results(attend: Callable[..., Any], leaves: Sequence[Tensor]) -> list[Tensor
 
 
 def over_ranks(option: str, whole: list[Tensor], pattern: Pattern, cuts: tuple[int, ...], **options: Any) -> list[Tensor]:
-    """The results of all ranks together; each computes a part of the gradient of the weights."""
-
     def on_rank(comm):
         rows = slice(*cuts[comm.rank : comm.rank + 2])
         part = {name: x[:, rows] if name == "key_padding_mask" else x for name, x in options.items()}

@@ -43,7 +43,6 @@ def data(replica: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def loss_of(network: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, rows: int = SEQ) -> Tensor:
-    """This rank's part of the mean over a whole sequence of `rows` rows."""
     return (network(x) - y).square().mean() * (x.shape[1] / rows)
 
 

@@ -31,7 +31,6 @@ pytestmark = pytest.mark.parametrize("backend", on("cpu"))
 
 
 def attend(backend: str, case: Case, tensors: Tensors, **inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `(out, lse)`, with `inputs` in place of the case's own; skip refused calls."""
     decision = next(d for d in explain(case.problem(), backend).decisions if d.name == backend)
     if decision.verdict != "picked":
         pytest.skip("; ".join(decision.reasons))

@@ -33,7 +33,6 @@ def cache_of(blobs: int, nbytes: int = 100) -> ByteLRU:
 
 
 def keys_of(cache: ByteLRU, keys) -> list:
-    """Return the keys that the cache holds. The blob is oversize: asking for a missing key makes no room."""
     return [key for key in keys if cache.get(key, lambda: Blob(2**40)).nbytes < 2**40]
 
 

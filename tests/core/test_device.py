@@ -19,12 +19,14 @@ from torch import Tensor
 
 from dilkit import Device, DilatedCache, PagedCache, Pattern, Problem, attention_rows, dilated_attention_with_kvcache, registry
 from dilkit.backends.sdpa.backend import SDPA
+from dilkit.backends.triton.backend import TritonTiles
 from dilkit.decoding.stores import kept_count
 from dilkit.device import (
     Capability,
     _cpu_facts,
     cuda_driver,
     cuda_stream_number,
+    current_stream,
     features_of,
     generation_of,
     parse_capability,
@@ -100,6 +102,8 @@ def test_an_amd_gpu_is_no_nvidia_gpu_of_the_same_number(monkeypatch: pytest.Monk
             assert decisions.pop("sdpa").detail.startswith(f"{name} kernel")
             facts = SDPA().proof_facts(problem)
             assert {"sdpa", name, str(device)} <= set(facts)
+            if decisions.pop("triton").verdict == "able":
+                assert {"triton", "HIP 6.4.0", str(device)} <= set(TritonTiles().proof_facts(problem))
             assert decisions.pop("reference").verdict == "able"
         assert {decision.verdict for decision in decisions.values()} == {"refused"}
         reasons = [[str(reason) for reason in decision.reasons] for decision in decisions.values()]
@@ -211,6 +215,15 @@ def stepped(x: Tensor) -> Tensor:
     return dilated_attention_with_kvcache(
         x[:, 5:6], caches, caches.clone(), PATTERN, **one, cache_seqlens=STARTS[1:2], backend="native"
     )
+
+
+def test_the_current_stream_is_known_with_and_without_torchs_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=70 + device.index))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 80 + index, raising=False)
+    assert current_stream(device) == 81
+    monkeypatch.delattr(torch._C, "_cuda_getCurrentRawStream")
+    assert current_stream(device) == 71
 
 
 CALLS: dict[str, Callable[[Tensor], Any]] = dict(

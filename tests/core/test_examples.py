@@ -10,6 +10,7 @@ from helpers.launch import missing
 import dilkit
 import dilkit.comm
 import dilkit.integrations.dilateformer
+import dilkit.integrations.flash_attn
 import dilkit.integrations.gigapath
 import dilkit.integrations.gigapath.finetuning
 import dilkit.integrations.natten
@@ -24,6 +25,7 @@ PACKAGES = (
     dilkit.nn,
     dilkit.comm,
     dilkit.integrations.dilateformer,
+    dilkit.integrations.flash_attn,
     dilkit.integrations.gigapath,
     dilkit.integrations.gigapath.finetuning,
     dilkit.integrations.natten,
@@ -55,7 +57,6 @@ def examples(value: object, name: str) -> doctest.DocTest:
 
 
 def failures(test: doctest.DocTest) -> str:
-    """Return the unexpected output of the examples."""
     lines: list[str] = []
     runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS)
     runner.run(test, out=lines.append, clear_globs=False)

@@ -98,7 +98,6 @@ class Layer(nn.Module):
 
 
 def whole(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Parameters, or their gradients, each of all ranks."""
     return {name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in tensors.items()}
 
 
@@ -119,7 +118,6 @@ def close(found: Tensor, expected: Tensor, what: str) -> None:
 
 
 def trained(model: nn.Module, inputs: list[Tensor]) -> tuple[list[Any], dict[str, Tensor]]:
-    """Logits and gradients of inputs, and of parameters, in the first of two steps that are made."""
     optimizer = torch.optim.Adam(model.parameters(), 0.01, eps=1.0)  # a small one makes steps of gradients that are rounding
     first: Any = None
     for step in range(2):
@@ -188,7 +186,6 @@ def pair(mesh: DeviceMesh, pattern: Pattern = RANGES, **options: Any) -> tuple[A
 
 
 def calls(mesh: DeviceMesh) -> None:
-    """Try other calls: packed, nested, unbatched, masked, autocast, DTensors, from a cache; copies."""
     alone, split = pair(mesh, **GROUPED)
     starts, ignored = torch.tensor([0, 13, SEQ], dtype=torch.int32), torch.zeros(2, SEQ, dtype=torch.bool)
     ignored[1, 30:] = True
@@ -211,7 +208,6 @@ def calls(mesh: DeviceMesh) -> None:
 
 
 def biases(mesh: DeviceMesh) -> None:
-    """A learned bias of the layer or of a call, whose gradient is of the heads of all ranks."""
     slopes = torch.randn(HEADS, generator=torch.Generator().manual_seed(6))
 
     def layer():
@@ -267,7 +263,6 @@ def dropout_from_now_on(mesh: DeviceMesh) -> None:
 
 
 def states(mesh: DeviceMesh, folder: Path) -> None:
-    """State dicts of one rank load over ranks and the other way, whole and from a distributed checkpoint."""
     alone, split = pair(mesh, BLOCK, layer_norm=True)
     full = get_model_state_dict(split, options=StateDictOptions(full_state_dict=True))
     again = MultiheadDilatedAttention(EMBED, HEADS, DilatedAttention(BLOCK), layer_norm=True)

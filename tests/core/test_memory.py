@@ -89,7 +89,6 @@ def test_peak_memory_says_why_it_cannot_be_measured(monkeypatch) -> None:
 
 
 def check_with_peaks(monkeypatch: pytest.MonkeyPatch, peaks: list[int]) -> None:
-    """Check `peak_memory` with `peaks` as the sizes of a known allocation."""
     monkeypatch.setattr(memory, "_resident_peak", lambda function: peaks.pop(0))
     monkeypatch.setattr(memory.sys, "platform", "linux")
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: type("Libc", (), {"malloc_trim": None}))

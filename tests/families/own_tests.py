@@ -103,7 +103,6 @@ def main() -> int:
 
 
 def run(checkout: Path, family: str, attention: str, options: list[str]) -> dict[str, Outcome]:
-    """Return the outcomes of a family's tests that no crash or time limit cut off."""
     paths = sorted(map(str, (checkout / "tests/models" / family).glob("test_modeling_*.py")))
     variables = {"OMP_NUM_THREADS": "1", **os.environ, "HF_HUB_OFFLINE": "1"}
     variables["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(checkout / "src"), os.environ.get("PYTHONPATH", "")])
@@ -121,7 +120,6 @@ def outcomes_of(file: Path) -> dict[str, Outcome]:
 
 
 def compared(sdpa: Mapping[str, Outcome], dilkit: Mapping[str, Outcome]) -> Iterator[tuple[str, Outcome]]:
-    """Yield the verdict of each test, and its outcome with dilkit."""
     for test, before in sdpa.items():
         outcome = dilkit.get(test, Outcome(test, "missing", error="the run ended before it"))
         yield verdict(before, outcome), outcome
@@ -193,8 +191,6 @@ def swapped() -> Iterator[None]:
 
 
 class _Recorder:
-    """Collects each test's reports (setup, call, teardown, subtests), and keeps the worst."""
-
     def __init__(self, file: Any) -> None:
         self.file, self.outcome = file, Outcome("")
 

@@ -74,7 +74,6 @@ def main() -> int:
 
 
 def examine_all(chosen: list[tuple[str, str]]) -> Iterator[Examined]:
-    """Try each class in turn, in processes that are ended before they have grown large."""
     with multiprocessing.get_context("spawn").Pool(maxtasksperchild=40) as pool:
         yield from pool.imap(_quietly, chosen)
 
@@ -88,7 +87,6 @@ def _quietly(name_and_family: tuple[str, str]) -> Examined:
 
 
 def report(examined: list[Examined]) -> str:
-    """Return all results and the versions that they hold for as JSON: a line for each class."""
     import transformers
 
     versions = json.dumps({"torch": torch.__version__, "transformers": transformers.__version__})
@@ -115,7 +113,6 @@ def examine(name: str, family: str) -> Examined:
 
 
 def _is_refused(kind: Any, config_kind: Any) -> bool:
-    """True if it is refused before its sizes matter."""
     config = trials.config_of(config_kind, {})
     config._attn_implementation = DENSE
     try:
@@ -140,7 +137,6 @@ def _verdict(name: str, family: str, tiny: Tiny) -> Examined:
 
 
 def _every_layer_asks(tiny: Tiny) -> bool | None:
-    """True if a token moves no other's row where each sees itself alone; None where cross-attention sees all."""
     if "input_ids" not in tiny.inputs or "decoder_input_ids" in tiny.inputs:
         return None
     model = tiny.other("dilkit_alone")
@@ -174,7 +170,6 @@ def _limit(seconds: int) -> Iterator[None]:
 
 @cache
 def classes() -> tuple[tuple[str, str], ...]:
-    """Return all base models and causal language models of transformers, each with its family."""
     from transformers.models.auto import modeling_auto
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 

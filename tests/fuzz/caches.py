@@ -222,7 +222,6 @@ class OfKvCache(Slots):
             self.caches = [torch.full(sizes, torch.nan, dtype=dtype) for _ in range(2)]
 
     def attend(self, rows: Rows, counts: Sequence[int]) -> list[Tensor]:
-        """Slots side by side with equal counts in one call."""
         outs: list[Tensor] = []
         for count, group in groupby(range(len(counts)), counts.__getitem__):
             slots = list(group)

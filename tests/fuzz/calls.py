@@ -114,7 +114,6 @@ HOOKS = ("none", "strided", "clone", "offload")
 
 @contextlib.contextmanager
 def saved(hooks: str) -> Iterator[None]:
-    """Pass saved tensors through these hooks."""
     unpack: dict[str, Callable[[Tensor], Tensor]] = {
         "strided": lambda x: x.mT.contiguous().mT if x.dim() == 4 else x,
         "clone": lambda x: x.clone(),
@@ -163,7 +162,6 @@ def attend(
 
 
 def attend_packed(case: Case, qkv: tuple[Tensor, ...], options: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """The same of sequences packed one after the other, in a batch of 1."""
     cu_seqlens = torch.tensor([0, *accumulate(case.lengths)], dtype=torch.int32)
     given = {name: option for name, option in options.items() if name != "key_padding_mask"}
     out, lse = dilated_attention_varlen(*(x.squeeze(0) for x in qkv), case.pattern, cu_seqlens, **given)

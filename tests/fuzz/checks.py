@@ -27,13 +27,11 @@ def require(right: bool, text: str) -> None:
 
 
 def require_right(call: Call, tensors: Tensors, found: Any) -> None:
-    """Raise `Wrong` unless the results of a call are what the oracle says, within what the project allows."""
     wrong = complaints(call, tensors, found)
     require(not wrong, "; ".join(wrong))
 
 
 def require_same(first: dict[str, Tensor], second: dict[str, Tensor], when: str) -> None:
-    """Raise `Wrong` unless all bits are the same, also of NaN."""
     bits = [{name: x.contiguous().view(torch.uint8) for name, x in results.items()} for results in (first, second)]
     other = [name for name, x in bits[0].items() if not torch.equal(x, bits[1][name])]
     require(not other, f"{', '.join(other)} differ {when}")
@@ -53,7 +51,6 @@ def require_raises(action: Callable[[], Any], errors: tuple[type[Exception], ...
 
 
 def attempt(action: Callable[[], Any], errors: tuple[type[Exception], ...] = DOES_NOT_FIT) -> Any:
-    """Return the result of `action`; None for an error of `errors`."""
     try:
         return action()
     except errors:
@@ -63,6 +60,5 @@ def attempt(action: Callable[[], Any], errors: tuple[type[Exception], ...] = DOE
 
 
 def in_threads(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Run all jobs at once; return their results, or raise the first error."""
     with ThreadPoolExecutor(len(jobs)) as pool:
         return list(pool.map(lambda job: job(), jobs))

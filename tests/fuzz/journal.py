@@ -34,7 +34,6 @@ def write(path: Path, steps: list[dict[str, Any]]) -> None:
 
 
 def keep(journal: Path, folder: Path) -> Path:
-    """A copy of the journal in `folder`, named by what is in it."""
     text = journal.read_text()
     kept = folder / f"found-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
     folder.mkdir(parents=True, exist_ok=True)

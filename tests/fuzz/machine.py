@@ -35,7 +35,6 @@ class Machine(RuleBasedStateMachine):
             self.world.close()
 
     def do(self, name: str, /, **arguments: Any) -> None:
-        """One step, which is written down first."""
         step = dict(do=name, **arguments)
         self.journal.write(step)
         self.performed[name] += 1

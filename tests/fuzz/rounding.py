@@ -99,7 +99,6 @@ def _share_error(share: Tensor, noise: Tensor, most: Tensor) -> Tensor:
 
 
 def _kept(problem: Problem) -> Tensor:
-    """Return the factors of dropout, `(batch, heads, seq, seq)`, or 1."""
     dropout, rows = dropout_in(problem), torch.arange(problem.seq)
     return torch.ones(()) if dropout is None else dropout.kept(problem.heads, rows, rows, problem.batch) * dropout.factor
 

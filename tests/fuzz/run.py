@@ -73,7 +73,6 @@ def start(home: Path, variables: dict[str, str], *options: str) -> int:
 def sessions(
     home: Path, variables: dict[str, str], folder: Path, minutes: float, seed: int, only: str | None = None
 ) -> dict[str, Any]:
-    """Run sessions until the time is over; another one starts if a process dies. Return the report."""
     began, counts, failures, deaths = time.monotonic(), Counter[str](), list[str](), 0
     journal, found = folder / "journal", folder / "counts.json"
     first = seed

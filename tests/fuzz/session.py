@@ -68,7 +68,6 @@ def perform(steps: list[dict[str, Any]]) -> None:
 
 
 def fuzz(minutes: float, first: int, journal: Path, counts: Path, found: Path, only: str | None = None) -> int:
-    """Run seeds from `first` on for `minutes`. `counts` gets the 'next' seed, and at last 'ended': sanitizers hide exit codes."""
     done = Counter()
     Machine.journal, Machine.performed = Journal(journal), done
     start, failures = time.monotonic(), []
@@ -84,7 +83,6 @@ def fuzz(minutes: float, first: int, journal: Path, counts: Path, found: Path, o
 
 
 def try_seed(number: int, journal: Path, found: Path, only: str | None) -> list[str]:
-    """The runs of one seed; the failing ones, as kept in the folder `found`."""
     options = settings(
         max_examples=RUNS,
         stateful_step_count=STEPS,

@@ -123,7 +123,6 @@ settings = st.sampled_from(
 
 @st.composite
 def calls_with_cuts(draw: st.DrawFn, calls: st.SearchStrategy[Data]) -> tuple[Data, list[int]]:
-    """Draw a call and cuts for 2 to 7 ranks: of one row or more, and rarely of none."""
     call = draw(calls.filter(lambda call: call["case"]["seq"] > 1))
     seq = call["case"]["seq"]
     if draw(st.sampled_from([*[True] * 15, False])):
@@ -149,7 +148,6 @@ actions = st.lists(
 
 @st.composite
 def decodings(draw: st.DrawFn) -> Data:
-    """Draw a causal call of any pattern and bias, and actions for decoding it."""
     call = draw(calls(longest=draw(st.sampled_from([60, 60, 200])), ways=("function",), other_kinds=4))
     call["case"] |= dict(
         bias=draw(st.sampled_from([*["none"] * len(BIAS_FORMS), *BIAS_FORMS])),
@@ -185,7 +183,6 @@ junk: st.SearchStrategy[Any] = st.recursive(
 
 @st.composite
 def pattern_fields(draw: st.DrawFn) -> Data:
-    """The fields of a pattern, some of them anything."""
     fields = json.loads(draw(heads_and_groups().flatmap(lambda heads: patterns(*heads))).to_json())
     for name in draw(st.lists(st.sampled_from(OF_PATTERN), max_size=2)):
         fields[name] = draw(junk | st.lists(st.integers(-3, 9), max_size=4) | st.lists(st.lists(st.integers(-2, 5), max_size=3)))
@@ -198,7 +195,6 @@ devices = st.sampled_from(["sm_61", "sm_90", "sm_120"]) | junk
 
 @st.composite
 def problem_fields(draw: st.DrawFn) -> Data:
-    """The fields of a problem but its pattern, some of them anything."""
     fields = dict(seq=draw(numbers), heads=draw(numbers), head_dim=draw(numbers), dtype=draw(st.sampled_from(DTYPES)))
     names = ["batch", "kv_heads", "seq", "heads", "head_dim", "dtype", "is_causal", "key_padding_mask", "requires_grad", "scale"]
     for name in draw(st.lists(st.sampled_from(names), max_size=3)):

@@ -56,7 +56,7 @@ FAULTS: dict[str, tuple[Any, str, Callable[..., Any], dict[str, Any]]] = {
     ),
     "a halo that is too short": (
         WindowExchange,
-        "reach",
+        "back",
         property(lambda exchange: 2),
         dict(do="ranks", call=WINDOW, cuts=[0, 7, 20], schedule="auto", fuse_branches=True),
     ),

@@ -33,7 +33,6 @@ PATTERNS = {
 
 
 def decode(pattern: Pattern, seed: int, actions: list[Action] | None = None, **given: Any) -> int:
-    """Return the number of compared steps of all caches. The actions, and fields of the case not `given`, are drawn."""
     draw, world = random.Random(seed), World()
     fields = dict(dtype=draw.choice(DTYPES), softcap=draw.choice([0.0, 0.7]), sink=draw.choice(["none", "random"]))
     fields |= dict(seq=SEQ, heads=6, kv_heads=3, head_dim=4) | given

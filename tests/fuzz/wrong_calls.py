@@ -63,12 +63,12 @@ TENSOR: dict[str, Change] = ANYTHING | {
     "memory gone": _gone,
     "memory short": shrunk,
 }
-BESIDE_OTHERS: dict[str, Change] = {
+BESIDE_OTHERS_OF_ANY_WIDTH: dict[str, Change] = {
     "more sequences": _grown(0),
     "more tokens": _grown(1),
-    "wider rows": _grown(3),
     "other dtype": lambda x: x.to(torch.float16 if x.dtype != torch.float16 else torch.float32),
 }
+BESIDE_OTHERS = BESIDE_OTHERS_OF_ANY_WIDTH | {"wider rows": _grown(3)}
 MASK: dict[str, Change] = ANYTHING | {
     "array": lambda x: np.zeros((2, 2), bool),
     "floats": lambda x: torch.zeros(x.shape[:2]),
@@ -101,7 +101,7 @@ NO_BACKEND: dict[str, Change] = ANYTHING | {
 ARGUMENTS: dict[str, dict[str, Change]] = {
     "query": TENSOR | {"no heads": _emptied(2), "no row": _emptied(3)},
     "key": TENSOR | BESIDE_OTHERS | {"no heads": _emptied(2), "no row": _emptied(3), "more heads": _grown(2, 97)},
-    "value": TENSOR | BESIDE_OTHERS | {"no heads": _emptied(2), "more heads": _grown(2)},
+    "value": TENSOR | BESIDE_OTHERS_OF_ANY_WIDTH | {"no heads": _emptied(2), "more heads": _grown(2)},
     "pattern": ANYTHING | {"None": lambda x: None, "too many heads": lambda x: Pattern([4], [1], heads=[(0, 10**6)])},
     "key_padding_mask": MASK,
     "is_causal": NO_BOOL,

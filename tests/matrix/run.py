@@ -80,7 +80,6 @@ def place(variation: Variation, scratch: Path) -> tuple[Path, str]:
 
 
 def surroundings(variation: Variation, scratch: Path) -> dict[str, str]:
-    """The variables of the environment; what they name is made in `scratch`."""
     # Workers that wait for threads must not spin on the cores that these need.
     variables = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **os.environ, **variation.variables}
     if variation.without:

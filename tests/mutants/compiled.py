@@ -99,8 +99,8 @@ MUTANTS = (
     Mutant(
         "the last rows of a cached sequence read the keys of other places",
         "backends/native/kernels/sequences.h",
-        "move_rows(by_key[n], batch, first);",
-        "move_rows(by_key[n], batch, first - p.first_row);",
+        "move_rows(by_key[n], batch, key);",
+        "move_rows(by_key[n], batch, key - p.first_row);",
         "tests/core/decoding/test_kvcache.py::test_few_rows",
     ),
     Mutant(

@@ -60,7 +60,6 @@ class Fault:
 
     @property
     def nearest(self) -> str:
-        """The folder of tests that mirrors the file's, or the nearest above it."""
         place = ROOT / self.tests
         for folder in self.file.split("/")[1:-1]:
             if not (place / folder).is_dir():

@@ -157,7 +157,6 @@ runpy.run_path("setup.py")
 
 
 def extension_of(file: str) -> str:
-    """The name of the extension that a Cython or C file belongs to."""
     folders = build_script()["C_FOLDERS"]
     pyx = file if file.endswith(".pyx") else next(pyx for pyx, folder in folders.items() if file.startswith(folder))
     name = pyx.removesuffix(".pyx").replace("/", ".")

@@ -4,6 +4,7 @@ import re
 import shlex
 import shutil
 import sys
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -16,8 +17,10 @@ import dilkit.nn
 from dilkit.environment import VARIABLES
 from dilkit.tools import cli
 from dilkit.tools.bench import suites
+from dilkit.tools.bench.suites.gpu_day import CORRECTNESS
 from dilkit.tools.report import registry
-from dilkit.tools.results.file import ResultError
+from dilkit.tools.results.file import ResultError, write_result
+from dilkit.tools.results.rows import Row
 from dilkit.tools.site import figures, pages as docs
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -76,6 +79,24 @@ def test_other_files_are_refused_among_the_results(tmp_path, text):
     (tmp_path / "stray.json").write_text(text)
     with pytest.raises(ResultError, match=r"stray\.json"):
         figures.summary(tmp_path)
+
+
+def test_a_new_result_of_a_gpu_changes_what_the_pages_say_of_gpus(tmp_path):
+    result = registry.read(ROOT / "docs/results/gpu-day-h200.json")
+    here = replace(result.environment, device_name="NVIDIA A100", capability="8.0")
+    right = Row(table="noted", case=dict(name="the_compiler", what="verify numba_cuda, 0"), values=dict(passed=7.0, wrong=1.0))
+    broken = Row(table=CORRECTNESS, case=dict(name="test_in_a_cuda_graph[triton-float32]"), verdict="failed", reasons=("no",))
+    timed = Row(table="configurations", case=dict(what="A"), who="sdpa:flash", samples=(0.1,))
+    bad = replace(timed, who="sdpa:cudnn", samples=(), verdict="wrong", reasons=("out",))
+    write_result(replace(result, environment=here, rows=(right, broken, timed, bad)), tmp_path / "gpu-a100.json")
+    write_result(replace(result, environment=replace(here, device="cpu")), tmp_path / "gpu-rehearsal.json")
+    text = figures.gpu_runs(tmp_path)
+    assert "| NVIDIA A100 | `numba_cuda` | 7 right, 1 wrong | 0 cases | - |" in text
+    assert "| NVIDIA A100 | `triton` | - | 0 cases | CUDA graphs WRONG |" in text
+    assert "| NVIDIA A100 | `sdpa:flash` | - | 1 cases | - |" in text
+    assert "Without a result: `cupy_raw`, `sdpa`, `flex`, every kernel once, side streams" in text
+    assert "| NVIDIA A100 | `sdpa:cudnn` | 0 right, 1 wrong | 0 cases | - |" in text
+    assert text.count("NVIDIA") == 4
 
 
 def test_every_public_name_is_in_the_api_page():

@@ -38,7 +38,6 @@ def parsed(path) -> ast.Module:
 
 
 def called(call: ast.Call) -> str:
-    """The last name of what is called; empty where it has none."""
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
@@ -121,7 +120,6 @@ def is_submodule(package: str, name: str) -> bool:
 
 
 def imports_in(path) -> set[str]:
-    """The modules that a file imports, at its top or in a function, but not for type checkers alone."""
     found, left = set(), list(parsed(path).body)
     while left:
         node = left.pop()

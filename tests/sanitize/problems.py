@@ -80,7 +80,6 @@ LONG_PACKED = tuple(
 
 
 def write_problems(path: Path, chosen: Iterable[Case]) -> None:
-    """Write problems, and the oracle's results, as driver.c reads them."""
     with path.open("wb") as file:
         for case in chosen:
             write(case, file)
@@ -112,11 +111,10 @@ def _dtypes(case: Case) -> tuple[str, ...]:
 
 
 def write(case: Case, file: BinaryIO) -> None:
-    """Append a problem as driver.c reads it; blocks and chunks are short, so that there are several of each."""
     tensors = make_tensors(case)
     problem = case.problem()
     with mock.patch.multiple("dilkit.backends.native.backend", CHUNK_ROWS=96, BLOCK_ROWS=48):
-        (batch, _, *sizes), dtype, causal, once, scale, arrays, scores, given = encode_problem(problem)
+        (batch, _, *sizes), dtype, causal, once, scale, arrays, scores, given, _ = encode_problem(problem)
     mask = tensors.mask
     starts = [0, *accumulate(case.lengths)] if case.lengths else []
     bias, lowered = bias_of(case, tensors)
@@ -167,7 +165,6 @@ def write_given(branch: int, case: Case, tensors: Tensors, file: BinaryIO) -> No
 
 
 def bias_of(case: Case, tensors: Tensors) -> tuple[Bias | None, LoweredBias | None]:
-    """Return a bias with the kernel's weights, and its lowered form."""
     bias = tensors.bias
     if isinstance(bias, RelativeTable) and bias.buckets is not None:
         bias = RelativeTable(bias.table[:, bias.buckets].contiguous())
@@ -176,7 +173,7 @@ def bias_of(case: Case, tensors: Tensors) -> tuple[Bias | None, LoweredBias | No
     options = bias, None, tensors.query, case.pattern, case.kv_heads or case.heads
     scores: Scores
     if case.lengths:
-        scores = packed_scores(*options, torch.tensor([0, *accumulate(case.lengths)], dtype=torch.int32))
+        scores = packed_scores(*options, torch.tensor([0, *accumulate(case.lengths)], dtype=torch.int32), case.seq)
     else:
         scores = scores_of(*options)
     return bias, scores.bias

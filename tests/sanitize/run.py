@@ -39,7 +39,6 @@ def main() -> int:
 
 
 def run(folder: Path, names: str, level: str, cases: Callable[[], Iterator[Case]], least_threads: str, if_possible: bool) -> int:
-    """Build with some sanitizers, and run; the exit code."""
     flag = f"-fsanitize={names}"
     flags = ["-g", "-fno-var-tracking", level, flag, "-fno-sanitize-recover=all"]  # else gcc takes twice as long
     if not links(folder, flag):

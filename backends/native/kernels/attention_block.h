@@ -203,9 +203,9 @@ static void N(attend_chunks)(Task *task, int64_t chunk) {
     const Problem *p = task->p;
     int64_t block = chunk * p->chunk_blocks, end = lesser(block + p->chunk_blocks, p->blocks);
     task->chunk = chunk;
-    task->first_column = (chunk + p->shift) % p->chunks * p->chunk_rows;
-    task->last_column = lesser(task->first_column + p->chunk_rows, p->seq);
-    for (; block < end; block++) {
+    task->first_column = p->first_row + (chunk + p->shift) % p->chunks * p->chunk_rows;
+    task->last_column = lesser(task->first_column + p->chunk_rows, p->end_row);
+    for (; block < end && task->first_column < task->last_column; block++) {
         N(start_block)(task, block);
         if (p->causal && task->last_column <= task->start)
             break;
@@ -222,7 +222,8 @@ static void N(run_task)(const Problem *p, int phase, int64_t index, void *scratc
     int64_t part = by_key ? chunk_of_task(p, index) : index % parts, head = index / parts;
     if (p->causal && !by_key)
         part = parts - 1 - index / (heads * p->batch), head = index % (heads * p->batch);
-    Task task = {.p = p, .phase = phase, .batch = head / heads, .head = head % heads * shared, .last_column = p->seq};
+    Task task = {.p = p, .phase = phase, .batch = head / heads, .head = head % heads * shared};
+    task.first_column = p->first_key, task.last_column = p->end_key;
     N(start_task)(&task, scratch);
     if (by_key)
         return N(attend_chunks)(&task, part);

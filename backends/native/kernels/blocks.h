@@ -37,24 +37,28 @@ static inline int64_t choose_block_rows(const Problem *p, int64_t wanted, int64_
     return segment < p->seq ? rows : round_up(rows, rows < SHORT_BLOCK_ROWS ? VECTOR_ROWS : p->row_step);
 }
 
-/* Blocks of about `wanted` rows, of so many numbers at most: their rows, at most, and how many there are. */
-static inline void cut_rows(const Problem *p, int64_t wanted, int64_t numbers, Bricks *bricks, int64_t *rows, int64_t *blocks) {
+/* Blocks of about `wanted` rows of so many, of so many numbers at most: their rows, at most, and how many there are. */
+static inline void cut_rows(
+    const Problem *p, int64_t count, int64_t wanted, int64_t numbers, Bricks *bricks, int64_t *rows, int64_t *blocks
+) {
     *bricks = (Bricks){{0}, {0}};
     if (is_one_grid(p))
         *bricks = choose_bricks(p, lesser(lesser(greater(wanted, SHORT_BLOCK_ROWS), p->most_block_rows), numbers / p->dim));
     *rows = cells_of(bricks->sides), *blocks = cells_of(bricks->across);
     if (!*rows)
-        *rows = choose_block_rows(p, wanted, numbers), *blocks = parts_of(p->seq - p->first_row, *rows);
+        *rows = choose_block_rows(p, wanted, numbers), *blocks = parts_of(count, *rows);
 }
 
 /* Chunks of at least `least_chunk_rows` rows, for shorter ones are slower; blocks of BACKWARD are as large as chunks, but for the
  * scratch of a row, which is twice that of FORWARD. */
 static inline void choose_chunks(Problem *p) {
-    int64_t wanted = parts_of(PARALLEL_TASKS, greater(p->batch * p->kv_heads, 1));
-    wanted = lesser(greater(p->seq / p->least_chunk_rows, wanted), MAX_CHUNKS);
-    cut_rows(p, parts_of(p->seq, wanted), BLOCK_NUMBERS / 2, &p->key_bricks, &p->key_rows, &p->key_blocks);
+    int64_t wanted = parts_of(PARALLEL_TASKS, greater(p->batch * p->kv_heads, 1)), keys = greater(p->end_key - p->first_key, 1);
+    wanted = lesser(greater(keys / p->least_chunk_rows, wanted), MAX_CHUNKS);
+    cut_rows(p, keys, parts_of(keys, wanted), BLOCK_NUMBERS / 2, &p->key_bricks, &p->key_rows, &p->key_blocks);
     p->chunk_blocks = parts_of(p->key_blocks, wanted), p->chunks = parts_of(p->key_blocks, p->chunk_blocks);
-    p->chunk_rows = cells_of(p->key_bricks.sides) ? parts_of(p->seq, p->chunks) : p->chunk_blocks * p->key_rows;
+    p->chunk_rows = p->chunk_blocks * p->key_rows;
+    if (cells_of(p->key_bricks.sides) || !p->is_square)
+        p->chunk_rows = parts_of(greater(p->end_row - p->first_row, 1), p->chunks);
 }
 
 /* The rows of a group of branches are cut at every segment's end, so a branch with few rows in the group's shortest segment
@@ -98,8 +102,8 @@ static inline int heads_see_the_same(const Problem *p) {
 static inline void share_heads(Problem *p) {
     if (heads_see_the_same(p))
         p->shared_heads = p->heads / p->kv_heads;
-    p->block_rows = lesser(greater(p->block_rows / p->shared_heads, 1), p->seq - p->first_row);
-    p->blocks = parts_of(p->seq - p->first_row, p->block_rows);
+    p->block_rows = lesser(greater(p->block_rows / p->shared_heads, 1), p->end_row - p->first_row);
+    p->blocks = parts_of(p->end_row - p->first_row, p->block_rows);
 }
 
 /* The problem with the blocks of a phase. */
@@ -111,7 +115,8 @@ static inline void take_phase(Problem *p, int phase) {
 /* Everything that follows from the sizes and branches of a problem with at least one row. */
 static inline void choose_blocks(Problem *p) {
     p->shared_heads = 1;
-    cut_rows(p, p->batch * p->heads * p->seq / MIN_TASKS, BLOCK_NUMBERS, &p->bricks, &p->block_rows, &p->blocks);
+    const int64_t rows = p->end_row - p->first_row, wanted = p->batch * p->heads * (p->is_square ? p->seq : rows) / MIN_TASKS;
+    cut_rows(p, rows, wanted, BLOCK_NUMBERS, &p->bricks, &p->block_rows, &p->blocks);
     choose_chunks(p);
     choose_branch_groups(p);
     p->relations = 0;

@@ -24,7 +24,7 @@ static inline int is_one_grid(const Problem *p) {
     for (int64_t b = 0; b < p->branches; b++)
         if (p->kind[b] != GRID || memcmp(p->grid[b].size, p->grid[0].size, sizeof p->grid[0].size))
             return 0;
-    return p->branches && !p->causal && !p->first_row && !p->lengths && (p->bias == NO_BIAS || p->positions.data);
+    return p->branches && !p->causal && p->is_square && !p->first_row && !p->lengths && (p->bias == NO_BIAS || p->positions.data);
 }
 
 /* The side that is the shortest beside the cells that are seen around it, of those that can be twice as long; or -1. */

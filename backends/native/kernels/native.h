@@ -81,8 +81,9 @@ typedef struct {
 } Bricks;
 
 typedef struct {
-    int64_t batch, seq, heads, kv_heads, dim;
-    int64_t first_row; /* of each sequence: only rows from here on are computed; other than 0 in FORWARD only */
+    int64_t batch, seq, heads, kv_heads, dim; /* seq: positions, in which queries and keys lie */
+    int64_t first_row, end_row, first_key, end_key; /* of a sequence: the positions of its queries, and of its keys */
+    int is_square;                                  /* whether query i is key i, of all */
     int dtype, causal, once;
     double scale;
     int64_t branches;
@@ -98,7 +99,13 @@ typedef struct {
     int64_t given, given_batches, given_heads; /* layout, each perhaps 1; `given` is -1 where there is no such branch */
     int64_t most_block_rows, row_step, least_chunk_rows;
     const int32_t *starts;  /* packed: (batch + 1,), the rows where sequences begin, and the end; else NULL */
-    const int32_t *lengths; /* cached: the length of each sequence, of which the last `seq` rows are computed; else NULL */
+    const int32_t *lengths; /* cached: the length of each sequence, of which the last `rows` are computed; else NULL */
+    int64_t rows; /* queries of each element of the batch */
+    /* Where query i is not key i: where the keys of packed sequences begin, and the position of the first query, of each sequence
+     * or of all; or else, if `aligns_last`, that which makes the last query the last key. */
+    int64_t position;
+    const int32_t *key_starts, *positions_of;
+    int aligns_last;
     int64_t block_rows, key_rows, groups; /* these twelve are chosen by blocks.h; key_rows: of a block in BACKWARD */
     int64_t blocks, key_blocks;           /* how many, of a sequence */
     Bricks bricks, key_bricks;
@@ -113,7 +120,7 @@ typedef struct {
     uint64_t seed;
     uint32_t threshold;
     double keep_scale; /* the factor of weights that are kept; 1 where none are dropped */
-    int64_t first_batch, first_head; /* the numbers of the first sequence and head of the tensors */
+    int64_t first_batch, first_head, first_query; /* the numbers of the first sequence, head and query of the tensors */
     const Place *places; /* (batch,): in place of both, where each element of the batch lies; else NULL */
     double softcap; /* scores are at most so large; 0: not capped */
     int bias;
@@ -136,7 +143,8 @@ static inline Place place_of(const Problem *problem, int64_t batch, int64_t head
     Place place = {problem->first_batch + batch, problem->first_head, 0, 0, 1};
     if (problem->places)
         place = problem->places[batch];
-    place.head += head, place.query += problem->residue * place.step, place.key += problem->residue * place.step;
+    place.head += head, place.query += problem->first_query + problem->residue * place.step;
+    place.key += problem->residue * place.step - problem->first_key;
     place.step *= problem->step;
     return place;
 }

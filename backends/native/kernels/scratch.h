@@ -182,8 +182,8 @@ static void N(start_brick)(Task *task, int64_t block) {
 
 static void N(start_block)(Task *task, int64_t block) {
     const Problem *p = task->p;
-    task->start = p->first_row + block * p->block_rows;
-    task->stop = lesser(task->start + p->block_rows, p->seq);
+    task->start = (task->phase == BACKWARD ? p->first_key : p->first_row) + block * p->block_rows;
+    task->stop = lesser(task->start + p->block_rows, task->phase == BACKWARD ? p->end_key : p->end_row);
     if (has_bricks(p))
         N(start_brick)(task, block);
     for (int64_t r = 0; r <= N(lines)(p); r++)

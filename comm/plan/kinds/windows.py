@@ -1,7 +1,7 @@
 """Sliding windows over ranks: each rank is sent the halo of its shard, the rows of others within reach of its own.
 
     shard of rank t                 [a ................... b)
-    halo        [a - reach ... a)                           [b ... b + reach)        the right one without causality alone
+    halo         [a - back ... a)                           [b ... b + ahead)        the right one without causality alone
 
 The halo lies in as many shards as the window reaches over. Each shard of it is a band: a triangle, and what lies beside it.
 """
@@ -32,9 +32,14 @@ class WindowExchange(BranchExchange):
     excluding: Forms
 
     @property
-    def reach(self) -> int:
-        """The distance of the farthest key that a query sees: less than the sequence is long."""
+    def back(self) -> int:
+        """The distance of the farthest key behind a query that it sees: less than the sequence is long."""
         return min(self.band.back, self.seq - 1) // self.band.rate * self.band.rate
+
+    @property
+    def ahead(self) -> int:
+        """The same of the keys ahead of a query."""
+        return 0 if self.is_causal else min(self.band.ahead, self.seq - 1) // self.band.rate * self.band.rate
 
     def local(self, rank: int) -> LocalBranch | None:
         start, stop = self.shard(rank)
@@ -42,8 +47,9 @@ class WindowExchange(BranchExchange):
 
     def peers(self, rank: int) -> range:
         start, stop = self.shard(rank)
-        first = bisect_right(self.cuts, max(start - self.reach, 0)) - 1
-        last = bisect_left(self.cuts, min(stop + self.reach, self.seq))
+        reach = max(self.back, self.ahead)
+        first = bisect_right(self.cuts, max(start - reach, 0)) - 1
+        last = bisect_left(self.cuts, min(stop + reach, self.seq))
         return range(max(first, self.held.start), min(last, self.held.stop))
 
     def message(self, source: int, target: int) -> Message:
@@ -56,14 +62,14 @@ class WindowExchange(BranchExchange):
         """The rows of `source` within reach of those of `target`."""
         (first, last), (start, stop) = self.shard(source), self.shard(target)
         if source < target:
-            return max(first, start - self.reach), last
-        return first, first if self.is_causal else min(last, stop + self.reach)
+            return max(first, start - self.back), last
+        return first, min(last, stop + self.ahead) if self.ahead else first
 
     def _seeing(self, rank: int) -> list[tuple[int, int]]:
         """The rows of a rank that see rows of others, as one range or two."""
         start, stop = self.shard(rank)
-        left = min(stop, start + self.reach) if start > 0 else start
-        right = max(start, stop - self.reach) if stop < self.seq and not self.is_causal else stop
+        left = min(stop, start + self.back) if start > 0 else start
+        right = max(start, stop - self.ahead) if stop < self.seq else stop
         ranges = [(start, stop)] if right <= left else [(start, left), (right, stop)]
         return [rows for rows in ranges if rows[0] < rows[1]]
 
@@ -86,8 +92,8 @@ class WindowExchange(BranchExchange):
         (v0, v1), (u0, u1) = (
             [-((residue - x) // rate) for x in (rows.start, rows.start + rows.size)] for rows in (queries, keys)
         )
-        pieces = (pieces_after if after else pieces_before)((v0, v1), (u0, u1), self.reach // rate)
-        for number, (query_piece, key_piece, triangle) in enumerate(pieces):
+        cut, reach = (pieces_after, self.back) if after else (pieces_before, self.ahead)
+        for number, (query_piece, key_piece, triangle) in enumerate(cut((v0, v1), (u0, u1), reach // rate)):
             step = -rate if after and triangle else rate
             query_span, key_span = (
                 RowSpan(rows, residue - rows.start + rate * (first + (count - 1) * (step < 0)), step, count)
@@ -98,19 +104,19 @@ class WindowExchange(BranchExchange):
     @cached_property
     def pairs(self) -> Pairs:
         starts, stops = self.edges[:-1].astype(object), self.edges[1:].astype(object)
-        pairs = self._before(stops) - self._before(starts) - self._before(stops - starts)
-        if not self.is_causal:
-            pairs += self._before(self.seq - starts) - self._before(self.seq - stops) - self._before(stops - starts)
-        total: Pairs = pairs * self.width
+        behind = [_behind(rows, self.back, self.band.rate) for rows in (stops, starts, stops - starts)]
+        ahead = [_behind(rows, self.ahead, self.band.rate) for rows in (self.seq - starts, self.seq - stops, stops - starts)]
+        total: Pairs = sum(whole - others - own for whole, others, own in (behind, ahead)) * self.width
         return total
 
-    def _before(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """The pairs of the first `rows` rows of a sequence, as Python's integers, whose key comes before the query."""
-        rate, steps = self.band.rate, self.reach // self.band.rate
-        near = np.minimum(rows, rate * steps)
-        full, rest = near // rate, near % rate
-        pairs: NDArray[Any] = rate * full * (full - 1) // 2 + rest * full + np.maximum(rows - rate * steps, 0) * steps
-        return pairs
+
+def _behind(rows: NDArray[Any], reach: int, rate: int) -> NDArray[Any]:
+    """Count pairs of the first `rows` rows of a sequence, as Python's integers, whose key is up to `reach` behind the query."""
+    steps = reach // rate
+    near = np.minimum(rows, rate * steps)
+    full, rest = near // rate, near % rate
+    pairs: NDArray[Any] = rate * full * (full - 1) // 2 + rest * full + np.maximum(rows - rate * steps, 0) * steps
+    return pairs
 
 
 Piece = tuple[tuple[int, int], tuple[int, int], bool]

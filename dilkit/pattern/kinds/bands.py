@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from dilkit.checks import integer
 from dilkit.pattern.checks import WHOLE_SEQUENCE, PatternError
 from dilkit.pattern.heads import Heads
 from dilkit.pattern.kinds.branch import Branch
@@ -97,54 +98,96 @@ class DilatedSegment(Branch):
 
 @dataclass(frozen=True)
 class SlidingWindow(Branch):
-    """Every query sees the keys around it, less than `window` tokens away.
+    """Every query sees the keys around it: less than `window` tokens away, or up to `before` behind it and `after` ahead of it.
 
-        i sees j  if  |i - j| < window  and  (i - j) mod dilation_rate == 0
+        SlidingWindow(window)           i sees j  if  |i - j| < window           and  (i - j) mod dilation_rate == 0
+        SlidingWindow(before=, after=)  i sees j  if  -after <= i - j <= before  and  (i - j) mod dilation_rate == 0
 
-    Under causality that is `0 <= i - j < window`, the `sliding_window` of transformers (Mistral, arXiv 2310.06825); otherwise
-    `window - 1` tokens on both sides. A `dilation_rate` r, at most the window, leaves every r-th of them (Longformer, arXiv
-    2004.05150). `heads`: the query heads (start, stop) that it serves; None means all. Raises
-    `PatternError` or TypeError.
+    Under causality `window` is `0 <= i - j < window`, the `sliding_window` of transformers (Mistral, arXiv 2310.06825), and
+    `after` changes nothing. `before` and `after` are flash-attn's `window_size=(left, right)`; -1 leaves a side open. A
+    `dilation_rate` r leaves every r-th key (Longformer, arXiv 2004.05150); it is at most the reach of the wider side plus 1.
+    `heads`: the query heads (start, stop) that it serves; None means all. Raises `PatternError` or TypeError.
 
         >>> from dilkit import Pattern, SlidingWindow
         >>> Pattern.of(SlidingWindow(2)).count(4, 1)[0].tolist()
         [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
+        >>> Pattern.of(SlidingWindow(before=0, after=2)).count(4, 1)[0].tolist()
+        [[1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1], [0, 0, 0, 1]]
         >>> Pattern.of(SlidingWindow(3, dilation_rate=2)).count(6, 1, is_causal=True)[0, 5].tolist()
         [0, 0, 0, 1, 0, 1]
     """
 
     kind: ClassVar[str] = "sliding_window"
 
-    window: int
+    window: int | None = None
+    """None where the sides differ; then `before` and `after` are given, else they are None."""
     dilation_rate: int = 1
+    before: int | None = field(default=None, kw_only=True)
+    after: int | None = field(default=None, kw_only=True)
     heads: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        self._settle(window=self.window, dilation_rate=self.dilation_rate)
-        if self.dilation_rate > self.window:
-            raise PatternError(f"dilation_rate={self.dilation_rate} exceeds window={self.window}; at most the window is needed")
+        self._settle(dilation_rate=self.dilation_rate)
+        sides = self.before, self.after
+        if sides != (None, None) if self.window is not None else None in sides:
+            window = "no window" if self.window is None else f"window={self.window}"
+            raise PatternError(f"{window}, before={self.before}, after={self.after}: give window alone, or both before and after")
+        if self.window is None:
+            before, after = (_reach_of(name, side) for name, side in zip(("before", "after"), sides, strict=True))
+            same = before == after
+            object.__setattr__(self, "window", before + 1 if same else None)
+            for name, reach in (("before", before), ("after", after)):
+                object.__setattr__(self, name, None if same else -1 if reach == _OPEN else reach)
+        if self.window is not None:
+            self._settle(window=self.window)
+        if self.dilation_rate > (widest := max(self.reaches) + 1):
+            raise PatternError(f"dilation_rate={self.dilation_rate} exceeds window={widest}; at most the window is needed")
+
+    @property
+    def goes_by_distance(self) -> bool:
+        return True
+
+    @property
+    def reaches(self) -> tuple[int, int]:
+        """The largest distances behind and ahead of a query at which it may see keys."""
+        if self.window is not None:
+            return self.window - 1, self.window - 1
+        return tuple(_OPEN if side == -1 else side for side in (self.before, self.after))  # type: ignore[return-value]
 
     @property
     def reach(self) -> int:
-        """The distance of the farthest key that a query sees, on either side."""
-        return (self.window - 1) // self.dilation_rate * self.dilation_rate
+        """The distance of the farthest key that a query sees, on the wider side."""
+        return max(self.reaches) // self.dilation_rate * self.dilation_rate
+
+    def to_fields(self) -> dict[str, Any]:
+        fields, sides = super().to_fields(), {"before", "after"} if self.window is not None else {"window"}
+        return {name: value for name, value in fields.items() if name not in sides}
+
+    def call(self) -> str:
+        return super().call().replace("window=", "", 1)
 
     def sees(self, rows: Tensor, keys: Tensor, heads: Heads) -> Tensor:
-        apart = (rows[:, None] - keys).abs()
-        return ((apart <= self.reach) & (apart % self.dilation_rate == 0))[None]
+        apart, (before, after) = rows[:, None] - keys, self.reaches
+        return ((apart <= before) & (-apart <= after) & (apart % self.dilation_rate == 0))[None]
 
     def pairs(self, seq: int, heads: Heads, is_causal: bool) -> int:
-        steps = min(self.reach, max(seq - 1, 0)) // self.dilation_rate
-        before = steps * seq - self.dilation_rate * steps * (steps + 1) // 2  # pairs whose key comes before the query
-        return len(self.served(heads)) * (seq + before * (1 if is_causal else 2))
+        rate, total = self.dilation_rate, seq
+        for reach in self.reaches[:1] if is_causal else self.reaches:
+            steps = min(reach, max(seq - 1, 0)) // rate
+            total += steps * seq - rate * steps * (steps + 1) // 2
+        return len(self.served(heads)) * total
 
     def forms(self, heads: Heads, seq: int) -> Iterable[Band]:
-        reach = min(self.reach, UNBOUNDED)
-        return [Band(heads=self.range_served(heads), back=reach, ahead=reach, rate=min(self.dilation_rate, UNBOUNDED))]
+        rate = self.dilation_rate
+        back, ahead = (UNBOUNDED if reach >= UNBOUNDED else reach // rate * rate for reach in self.reaches)
+        return [Band(heads=self.range_served(heads), back=back, ahead=ahead, rate=min(rate, UNBOUNDED))]
 
     def __str__(self) -> str:
         share = "" if self.dilation_rate == 1 else f", 1 token in {self.dilation_rate}"
-        return f"a window of {self.window:,} tokens{share}{self.heads_text()}"
+        if self.window is not None:
+            return f"a window of {self.window:,} tokens{share}{self.heads_text()}"
+        before, after = ("all" if reach == _OPEN else f"{reach:,}" for reach in self.reaches)
+        return f"a window of {before} tokens before and {after} after{share}{self.heads_text()}"
 
 
 @dataclass(frozen=True)
@@ -170,6 +213,10 @@ class Strided(Branch):
     def __post_init__(self) -> None:
         self._settle(stride=self.stride)
 
+    @property
+    def goes_by_distance(self) -> bool:
+        return True
+
     def sees(self, rows: Tensor, keys: Tensor, heads: Heads) -> Tensor:
         return (rows[:, None] % self.stride == keys % self.stride)[None]
 
@@ -183,6 +230,18 @@ class Strided(Branch):
 
     def __str__(self) -> str:
         return f"1 token in {self.stride:,} of the whole sequence, counted from each query{self.heads_text()}"
+
+
+_OPEN = WHOLE_SEQUENCE - 1
+"""The reach of a side that is open: a window of it is the largest integer."""
+
+
+def _reach_of(name: str, side: Any) -> int:
+    """Return the reach of a side, -1 for open. Raises TypeError or `PatternError` for what is none."""
+    reach = integer(name, side)
+    if not -1 <= reach < WHOLE_SEQUENCE:
+        raise PatternError(f"{name}={reach}: tokens from 0 on are needed, or -1 for an open side")
+    return _OPEN if reach == -1 else min(reach, _OPEN)
 
 
 def _seen(rows: int, is_causal: bool) -> int:

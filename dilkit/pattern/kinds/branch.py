@@ -79,6 +79,11 @@ class Branch(ABC):
         return WHOLE_SEQUENCE
 
     @property
+    def goes_by_distance(self) -> bool:
+        """True if whether i sees j follows from i - j alone: then a query before the first key may see some."""
+        return False
+
+    @property
     def is_of_whole_sequences(self) -> bool:
         """True if the keys that a token sees depend on later tokens: no cache can serve a sequence that grows."""
         return False

@@ -17,10 +17,12 @@ from helpers.calls import starts_of
 from helpers.fakes import registered
 from helpers.strategies import Heads, mixes_with_heads
 from hypothesis import given, settings, strategies as st
+from torch.nn.attention import flex_attention
 
 from dilkit import (
     BlockSparse,
     Device,
+    Documents,
     GlobalTokens,
     Intervals,
     Neighborhood,
@@ -32,11 +34,11 @@ from dilkit import (
 )
 from dilkit.backend import Refusal
 from dilkit.backends.flex.backend import LEAST_HEAD_DIM, Attend, Flex
-from dilkit.backends.flex.blocks import BLOCK, blocks_of
 from dilkit.backends.flex.call import flex_call, padded
-from dilkit.backends.flex.pairs import MOST_INTERVALS, counter
 from dilkit.inputs import Inputs
 from dilkit.oracle import oracle_attention
+from dilkit.pattern.flex.blocks import BLOCK, blocks_of
+from dilkit.pattern.flex.pairs import MOST_INTERVALS, counter
 from dilkit.testing.conformance import check
 from dilkit.testing.packings import SEQUENCES
 from dilkit.testing.problems import GIVEN_BLOCKS, OTHER_KINDS, PROBLEMS, SCORES, Case
@@ -164,6 +166,25 @@ def test_what_is_not_asked_pair_by_pair_is_seen(pattern: Pattern, lengths: tuple
             own = cells[:, head, row]
             assert all(own[:, column].all() for column in whole)
             assert not any(own[:, column].any() for column in set(range(count)) - some - whole)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_the_masks_of_a_pattern_are_those_that_torch_makes_of_its_count(is_causal: bool) -> None:
+    seq, heads, sizes = 300, 2, dict(kv_heads=1, is_causal=is_causal)
+    for pattern in (Pattern([64, 256], [1, 4]), Pattern.of(SlidingWindow(before=40, after=3), Documents([128, 172]))):
+        count = pattern.count(seq, heads, **sizes)
+        h, i, j = torch.meshgrid(torch.arange(heads), torch.arange(seq), torch.arange(seq), indexing="ij")
+        assert torch.equal(pattern.mask_mod(seq, heads, **sizes)(h * 0, h, i, j), count > 0)
+        scores = pattern.score_mod(seq, heads, **sizes)(torch.zeros(h.shape), h * 0, h, i, j)
+        assert torch.equal(scores[count > 0], count[count > 0].log())
+        made = flex_attention.create_block_mask(pattern.mask_mod(seq, heads, **sizes), None, heads, seq, seq, device="cpu")
+        mine = pattern.block_mask(seq, heads, **sizes)
+        for of_mine, of_torch in ((mine.kv_num_blocks, made.kv_num_blocks), (mine.full_kv_num_blocks, made.full_kv_num_blocks)):
+            assert torch.equal(of_mine + 0, of_torch)
+    assert Pattern.dense().score_mod(seq, heads) is None
+    for refused in (Pattern.of(BlockSparse(None, 8)), Pattern([8], [2], tail="zeros")):
+        with pytest.raises(PatternError, match="mask"):
+            refused.block_mask(seq, heads)
 
 
 def test_rows_of_many_runs_are_looked_up_in_a_table() -> None:

@@ -97,7 +97,6 @@ def main() -> int:
 
 
 def lists_the_count(pattern: Pattern) -> bool:
-    """True if tiles list each key as often as the pattern counts it."""
     seq, once = 29, int(pattern.overlap == "once")
     problem = Problem(pattern=pattern, seq=seq, heads=4, kv_heads=2, head_dim=8)
     found = np.zeros((4, seq, seq))

@@ -37,8 +37,6 @@ HEADS, SEQ = 4, 37
 
 @dataclass(frozen=True, eq=False)
 class PairsOfPositions(Bias):
-    """The definition, pair by pair."""
-
     form: BiasForm
     table: Tensor
     positions: Tensor

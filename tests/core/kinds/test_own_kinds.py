@@ -55,7 +55,6 @@ class Page(dilkit.Branch):
 
 @pytest.fixture(scope="module", autouse=True)
 def _package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """An installation of a package: its modules, and its entry points."""
     folder = tmp_path_factory.mktemp("site")
     (folder / "page_package.py").write_text(PAGE)
     (folder / "leaving_package.py").write_text("import sys\nsys.exit('leaving')\n")

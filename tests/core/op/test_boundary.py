@@ -78,6 +78,7 @@ def test_the_backward_reads_any_layout(backend: str, at: int, odd: Callable[[Ten
 
 WRONG: dict[str, tuple[Callable[[Tensor], Tensor | None], str]] = {
     "shorter": (lambda x: x[:, :3], "shape|seq"),
+    "of fewer sequences": (lambda x: x[:1], "shape|batch"),
     "fewer dimensions": (lambda x: x[0], "shape"),
     "dtype": (lambda x: x.double(), "float64"),
     "memory gone": (shrunk, "beyond the 100 bytes of its storage"),
@@ -90,6 +91,8 @@ def test_an_operator_refuses_tensors_that_do_not_fit(change: Callable[[Tensor], 
     for operator, given in ((forward_op, (Q, K, V)), (backward_op, (OUT, Q, K, V, OUT, LSE))):
         for at in range(len(given)):
             inputs = [change(x) if i == at else x for i, x in enumerate(given)]
+            if len(inputs) == 3 and inputs[0] is not None and inputs[0].shape[:2] == (2, 3):
+                continue  # fewer queries than keys are a call
             with pytest.raises((ValueError, TypeError, RuntimeError, NotImplementedError), match=text):
                 operator(*inputs, *call("native"))
 

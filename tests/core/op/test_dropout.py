@@ -163,13 +163,6 @@ def test_none_dropped_is_the_call_without_dropout_to_the_bit(backend: str) -> No
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_generator_of_torch_decides() -> None:
-    inputs = [x.detach() for x in tensors()]
-    first, again = (seeded(dilated_attention)(*inputs, PATTERN, dropout_p=0.5) for _ in range(2))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, dilated_attention(*inputs, PATTERN, dropout_p=0.5))
-
-
 def test_seeds_share_what_was_prepared() -> None:
     inputs = tensors()
     entries = set()

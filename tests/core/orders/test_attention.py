@@ -51,7 +51,6 @@ def a_mask(seq=SEQ):
 
 
 def by_count(query, key, value, pattern, orders, mask=None, is_causal=False):
-    """Compute a softmax over the count, head by head, with rows and columns at the tokens' places."""
     heads, kv_heads = query.shape[2], key.shape[2]
     first = pattern.head_shard[0] if pattern.head_shard else 0
     counts = pattern.count(query.shape[1], heads, kv_heads=kv_heads, is_causal=is_causal)

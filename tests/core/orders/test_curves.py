@@ -22,7 +22,6 @@ MARK = -77
 
 
 def written(engine, count: int, *arguments, dtype=np.int32, start: int = 0) -> np.ndarray:
-    """Return `count` elements that `engine` wrote, `start` past an aligned place; check their surroundings."""
     room = np.full(count + 3 * GUARD, MARK, dtype)
     first = -(room.ctypes.data // room.itemsize) % (64 // room.itemsize) + GUARD + start
     out = room[first : first + count]

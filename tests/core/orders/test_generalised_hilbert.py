@@ -28,7 +28,6 @@ def curve(shape, dtype=np.int32, threads=1):
 
 
 def cells_along(shape):
-    """Return coordinates along the curve, `(len(shape), cells)`; check that it starts at cell 0 and visits each once."""
     perm = curve(shape)
     assert perm[0] == 0, f"{shape} starts at {perm[0]}"
     assert perm.min() == 0, f"{shape} leaves the grid"
@@ -42,7 +41,6 @@ def assert_sound(shape):
 
 
 def mean_diagonal(shape, segment):
-    """Return the mean diagonal of the segments' boxes, in cells, between outermost centres."""
     along = cells_along(shape).astype(float)
     parts = [along[:, i : i + segment] for i in range(0, along.shape[1] - segment // 2, segment)]
     return np.mean([np.linalg.norm(part.max(1) - part.min(1)) for part in parts])

@@ -217,7 +217,6 @@ def test_floating_point_clouds_are_sorted_by_cells():
 
 
 def exact_order(points: np.ndarray, cell: float) -> list[int]:
-    """The order by cells that are counted in fractions of whole numbers."""
     axes = [[Fraction(x) for x in axis] for axis in points.T.tolist()]
     cells = [[floor((x - min(axis)) / Fraction(cell)) for x in axis] for axis in axes]
     return np.argsort(encode(np.array(cells).T), kind="stable").tolist()

@@ -25,6 +25,7 @@ from dilkit.selection.preference_table import (
     LAUNCH_BOUND,
     MODELLED,
     ON_H200,
+    TABLE,
     measured_first,
     row_of,
     table_preference,
@@ -174,6 +175,25 @@ def test_on_an_h200_the_table_picks_the_fastest_backend() -> None:
         slower += [text] * (measured[first] > 1.05 * min(measured.values()))
     assert len(times) == 89
     assert len(slower) <= 2, slower
+
+
+WINDOWS = {"sm_61": ("cupy_raw",) * 2, "sm_75": ("cupy_raw",) * 2, "gfx942": ("sdpa",) * 2}
+WINDOWS |= dict.fromkeys(["sm_80", "sm_90", "sm_100"], ("sdpa",) * 2)
+WINDOWS |= dict.fromkeys(["sm_86", "sm_89", "sm_120"], ("cupy_raw", "sdpa"))
+
+
+@pytest.mark.parametrize("device", WINDOWS)
+@pytest.mark.parametrize("training", [False, True])
+def test_who_runs_windows_with_global_tokens(device: str, training: bool) -> None:
+    pattern = Pattern.longformer(512, global_tokens=64)
+    asked = [problem(device, dtype, pattern=pattern, requires_grad=training) for dtype in ("float32", "bfloat16")]
+    assert tuple(map(picked, asked)) == WINDOWS[device]
+    assert ON_H200 not in why(asked[1]), "no window was timed there"
+
+
+def test_each_row_has_a_reason_and_a_basis() -> None:
+    assert all(row.why and row.basis for row in TABLE)
+    assert why(problem("sm_90", pattern=ONE)).startswith(f"first {ON_H200}: the call that torch's kernels are made for")
 
 
 def test_branches_of_different_heads_share_no_keys() -> None:

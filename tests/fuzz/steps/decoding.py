@@ -57,7 +57,6 @@ def decoded(
 
 
 def _caches(one: Call, tensors: Tensors, page_rows: int, rollback: int, stored: str | None, pages: int | None) -> Iterator[Slots]:
-    """Yield the caches that take the case."""
     if any(branch.is_of_whole_sequences for branch in one.case.pattern.branches):
         return  # a grid, of which sequences that grow are none
     case, own = one.case, dict(scale=one.case.scale, sink=tensors.sink, softcap=one.case.softcap or None)
@@ -121,7 +120,6 @@ class _Run:
             self._move(number)
 
     def finish(self) -> None:
-        """The rest of all sequences, and the end of the cache."""
         counts = [self.seq - seen for seen in self.slots.seen]
         if self._attend(counts) is None:
             for slot, count in enumerate(counts):

@@ -27,14 +27,12 @@ def order(world: Any, shape: Sequence[int], curve: str, options: dict[str, Any])
 
 
 def permutation(world: Any, perm: list[Any], extra_tokens: int) -> None:
-    """The order of a list, which may or may not be a permutation."""
     made = attempt(lambda: TokenOrder.from_permutation(perm, extra_tokens=extra_tokens))
     require((made is not None) == (sorted(perm) == list(range(len(perm))) and perm != []), f"{perm} is taken for {made}")
     _check_permutation(made)
 
 
 def points(world: Any, coords: list[list[int]], bits: int | None, curve: str, dtype: str, threads: int) -> None:
-    """Codes of points: refused, or decoded to the points and sorted by."""
     array = attempt(lambda: np.array(coords, dtype), (*_NO_ARRAY,))
     if array is None:
         return
@@ -49,7 +47,6 @@ _NO_ARRAY = (ValueError, TypeError, OverflowError)
 
 
 def ordered(world: Any, call: dict[str, Any], shape: Sequence[int], curves: Sequence[str], cut: int) -> None:
-    """Attend along one order, or along several in turn; over two ranks if `cut` cuts the sequence."""
     one = Call.from_data(call)
     kv_heads = one.case.kv_heads or one.case.heads
     orders = [dilkit.order(shape, curve) for curve in curves][:kv_heads]

@@ -24,7 +24,6 @@ class Pending:
 
 
 def forward(world: Any, call: dict[str, Any]) -> None:
-    """A forward pass whose backward pass comes later, if at all."""
     one = Call.from_data(call)
     tensors = tensors_of(one)
     inputs = leaves(one, tensors)

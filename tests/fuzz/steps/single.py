@@ -55,7 +55,6 @@ def together(world: Any, calls: list[dict[str, Any]], clears: int) -> None:
 
 
 def set_to(world: Any, name: str, value: str) -> None:
-    """An environment variable, or the number of threads of torch."""
     if name == "threads":
         torch.set_num_threads(int(value))
     else:

@@ -41,11 +41,20 @@ def blocks_of(forms: Sequence[Form], seq: int, heads: int, is_causal: bool) -> t
     return torch.from_numpy(some), torch.from_numpy(whole)
 
 
-def ended(some: Tensor, whole: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """The blocks without those beyond the end of the sequence; what reaches beyond it is not whole."""
-    begun, ended = math.ceil(rows / BLOCK), rows // BLOCK
-    there = torch.arange(some.shape[-1], device=some.device)
-    return some & (there < begun) & (there[:, None] < begun), whole & (there < ended) & (there[:, None] < ended)
+def ended(some: Tensor, whole: Tensor, rows: int, keys: int | None = None) -> tuple[Tensor, Tensor]:
+    """The blocks without those beyond so many rows, and keys if they are others; what reaches beyond them is not whole."""
+    row, column = (torch.arange(size, device=some.device) for size in some.shape[-2:])
+    keys = rows if keys is None else keys
+    begun = (row < math.ceil(rows / BLOCK))[:, None] & (column < math.ceil(keys / BLOCK))
+    return some & begun, whole & (row < rows // BLOCK)[:, None] & (column < keys // BLOCK)
+
+
+def of_queries(some: Tensor, whole: Tensor, offset: int, rows: int, keys: int) -> tuple[Tensor, Tensor]:
+    """The blocks of so many rows and keys, multiples of `BLOCK`, whose first query has the position `offset` among all blocks."""
+    first = torch.arange(offset, offset + rows, BLOCK, device=some.device)
+    above, below = ((x // BLOCK).clamp(max=some.shape[-2] - 1) for x in (first, first + BLOCK - 1))
+    columns = slice(0, keys // BLOCK)
+    return (some[:, above] | some[:, below])[..., columns], (whole[:, above] & whole[:, below])[..., columns]
 
 
 def listed(blocks: Tensor) -> tuple[Tensor, Tensor]:

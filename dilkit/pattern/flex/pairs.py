@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from dilkit.backends.flex.blocks import among
+from dilkit.pattern.flex.blocks import among
 from dilkit.pattern.lowering import Band, CutGrid, Form, GivenBlocks, Global, Grid, Runs, Segments
 from dilkit.pattern.lowering.tables import RunTable
 from dilkit.pattern.runs import UNBOUNDED
-from dilkit.problem import Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,10 +49,10 @@ def counter(forms: Sequence[Form], seq: int, device: torch.device) -> Shows:
     return count
 
 
-def shown_by_several(problem: Problem) -> bool:
+def shown_by_several(forms: Sequence[Form], overlap: str) -> bool:
     """True if a pair may count more than once: forms of several branches serve one head under overlap="count"."""
-    served = {(form.branch, head) for form in problem.forms for head in range(*form.heads)}
-    return problem.pattern.overlap == "count" and len(served) > len({head for _, head in served})
+    served = {(form.branch, head) for form in forms for head in range(*form.heads)}
+    return overlap == "count" and len(served) > len({head for _, head in served})
 
 
 def table_cells(form: Form) -> int:
