@@ -89,7 +89,7 @@ class Limits:
     kv_cache: bool = False
     """Whether the last rows alone may be computed, against a cache of keys and values (`Inputs.cache_seqlens`)."""
     query_offset: bool = False
-    """Whether there may be other queries than keys (`Problem.queries`)."""
+    """Allows other queries than keys (`Problem.queries`)."""
     stored: frozenset[str] = frozenset()
     """Dtypes of stored rows, of a backend with the decoding protocol (`dilkit.decoding.protocol`)."""
     dropout: bool = False

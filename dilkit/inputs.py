@@ -56,7 +56,7 @@ class Inputs(NamedTuple):
     """A logit a head, `(heads,)`: it is added to the results of a backend, which need not look at it."""
 
     cu_seqlens_k: Tensor | None = None
-    """Of packed sequences whose keys are not their queries: where the keys of each begin, as `cu_seqlens` says it of queries."""
+    """Starts of the keys of packed sequences, if they are others than the queries, which begin at `cu_seqlens`."""
     query_offset: Tensor | None = None
     """The position among the keys of the first query of each element of a batch or packed sequence, int32 `(batch,)`."""
 

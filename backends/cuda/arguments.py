@@ -62,7 +62,7 @@ _TENSORS, _ADDRESSES = struct.Struct(f"{4 * len(VIEWS)}q 3q 2q"), struct.Struct(
 _COUNTS, _DROPOUT = struct.Struct(f"{len(COUNTS)}i f"), struct.Struct("f 2i 3I")
 _SCORES, _STEP = struct.Struct(f"{len(BIAS_TENSORS)}q q 4i f 0q"), struct.Struct("7q 7i 0q")
 PARTS = (_TENSORS, _ADDRESSES, _COUNTS, _DROPOUT, _SCORES, _STEP)
-"""The same for `struct`, which packs it much faster than numpy fills it field by field: parts that change together."""
+"""Formats for `struct`, which packs much faster than numpy fills field by field: parts that change together."""
 
 Numbers = tuple[int, ...]
 

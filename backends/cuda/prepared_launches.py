@@ -82,7 +82,7 @@ def role_launches(call: LaunchFacts) -> RoleLaunches:
 
 
 def _tile_launches(call: LaunchFacts, kernel: CudaKernel, problem: Problem, kind: str) -> Iterator[TileLaunch]:
-    """Of packed sequences, the batch becomes their number."""
+    """Yield the launches of all groups of tiles; the batch of packed sequences is their number."""
     rows = problem.heads * problem.seq
     if call.sequences is not None:
         problem = replace(problem, batch=call.sequences)

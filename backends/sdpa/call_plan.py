@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from dilkit import plan
-from dilkit.backends.sdpa.grids import Queries
+from dilkit.backends.sdpa.grids import queries_of
 from dilkit.backends.sdpa.strided_calls import StridedCall, TensorStrides, strided_calls
 from dilkit.problem import Problem
 
@@ -115,11 +115,6 @@ def _planned(problem: Problem, queries: tuple[Strides, ...], keys: tuple[Strides
         Accumulated(shape, views, whole, not several),
         Accumulated(kv_shape, kv_views, kv_whole, not several and heads == kv_heads),
     )
-
-
-def queries_of(problem: Problem) -> Queries:
-    """Return how many queries there are and the position of the first; None where query i is key i."""
-    return None if problem.queries is None or problem.query_offset is None else (problem.queries, problem.query_offset)
 
 
 def _views(calls: tuple[StridedCall, ...], x: Tensor, kv: bool, is_of_kernel: bool = True) -> Views:

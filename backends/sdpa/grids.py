@@ -41,6 +41,7 @@ from dilkit.pattern.runs import UNBOUNDED, complement
 
 if TYPE_CHECKING:
     from dilkit.pattern.runs import Positions
+    from dilkit.problem import Problem
 
 FORMS = frozenset({Segments.name, Band.name, Global.name})
 
@@ -59,7 +60,7 @@ class GridAxis(NamedTuple):
 
 
 Queries = tuple[int, int] | None
-"""How many queries there are and the position of the first, where query i is not key i."""
+"""Number of queries and position of the first, where query i is not key i."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,11 @@ class ProblemGrid:
     def pairs(self) -> int:
         """The pairs that are seen, in all problems."""
         return self.problems * (self.rows * self.keys if self.seen == "all" else self.rows * (self.rows + 1) // 2)
+
+
+def queries_of(problem: Problem) -> Queries:
+    """Return how many queries there are and the position of the first; None where query i is key i."""
+    return None if problem.queries is None else (problem.queries, problem.query_offset or 0)
 
 
 @lru_cache(maxsize=256)

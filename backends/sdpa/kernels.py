@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from dilkit.backend import Limits, Refusal
 from dilkit.backends.sdpa import aten
-from dilkit.backends.sdpa.grids import FORMS, form_grids
+from dilkit.backends.sdpa.grids import FORMS, form_grids, queries_of
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -184,8 +184,8 @@ def _hip_refusals(problem: Problem) -> list[Refusal]:
 def _cudnn_refusals(problem: Problem) -> list[Refusal]:
     """cuDNN takes no single key, and its backward pass sums in no fixed order."""
     refusals, torch = [], sys.modules.get("torch")
-    queries = None if problem.queries is None else (problem.queries, problem.query_offset or 0)
-    grids = form_grids(problem.pattern, problem.seq, problem.heads, problem.kv_heads, problem.is_causal, queries)
+    facts = problem.pattern, problem.seq, problem.heads, problem.kv_heads, problem.is_causal
+    grids = form_grids(*facts, queries_of(problem))
     if any(min(grid.rows, grid.keys) == 1 for branch in grids for grid in branch):
         refusals.append(Refusal("rows", "1", "at least 2 rows are needed in every call"))
     if problem.head_dim > 128 and not (torch is not None and _cudnn_takes(problem)):

@@ -19,12 +19,12 @@ from dilkit.op.boundary import check_device, check_memory, check_tensor
 from dilkit.problem import Problem, default_offset
 
 
-def with_offset(inputs: Inputs, query_offset: int | Tensor | None) -> tuple[Inputs, int | None]:
+def with_offset(inputs: Inputs, query_offset: int | Tensor) -> tuple[Inputs, int | None]:
     """Return inputs with the offsets of a batch or of packed sequences, and the offset of all, as the options have it.
 
     Raises TypeError or ValueError, naming the argument, for an offset that is none.
     """
-    if query_offset is None or isinstance(query_offset, Tensor):
+    if isinstance(query_offset, Tensor):
         return inputs._replace(query_offset=query_offset), None
     if inputs.cu_seqlens is not None:
         raise ValueError("query_offset of packed sequences differs by sequence; an int32 tensor (sequences,) is needed, or None")

@@ -11,7 +11,7 @@ CALL = 530
 """Seconds of a call's steps; loading torch and writing the page take a few more."""
 OURS, FAST = ("cupy_raw", "triton"), ("sdpa:cudnn", "sdpa:flash")
 PARTS = {"bfloat16": OURS, "launches": OURS[:1], "float32": OURS[:1]}
-"""By a word in the names of its rows, a part of the GPU suite with our backends in it. In fp32 Triton is much slower."""
+"""Our backends in each part of the GPU suite; a key is a word in the names of its rows. In fp32 Triton is much slower."""
 
 
 @dataclass(frozen=True)

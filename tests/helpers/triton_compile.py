@@ -56,7 +56,7 @@ class FakeDriver:
 
 
 class FakeHip(FakeDriver):
-    """The same for a GPU of AMD's."""
+    """A driver that reports an AMD GPU, so that kernels compile for it where there is none."""
 
     utils = SimpleNamespace(get_device_properties=lambda device: dict(max_shared_mem=64 * 1024))
 

@@ -38,7 +38,7 @@ class WindowExchange(BranchExchange):
 
     @property
     def ahead(self) -> int:
-        """The same of the keys ahead of a query."""
+        """The distance of the farthest key ahead of a query that it sees; 0 under causality."""
         return 0 if self.is_causal else min(self.band.ahead, self.seq - 1) // self.band.rate * self.band.rate
 
     def local(self, rank: int) -> LocalBranch | None:

@@ -28,7 +28,7 @@ Creator = Callable[..., Any]
 _originals: dict[ModuleType, tuple[Creator, Creator]] = {}
 _with_flash: list[ModuleType] = []
 _stand_ins: list[Handle] = []
-"""Those of flash-attn."""
+"""Handles of the stand-ins for flash-attn."""
 _stubs = Stubs("stand-in by dilkit.integrations.gigapath")
 
 

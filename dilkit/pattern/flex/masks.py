@@ -27,7 +27,7 @@ Mod = Callable[..., Any]
 
 
 class FlexMasks:
-    """What `torch.nn.attention.flex_attention` takes of a pattern."""
+    """Methods of a pattern that make the masks of `torch.nn.attention.flex_attention`."""
 
     def block_mask(
         self, seq: int, heads: int, *, kv_heads: int | None = None, is_causal: bool = False, device: str | torch.device = "cpu"

@@ -63,11 +63,11 @@ def table_cells(form: Form) -> int:
 
 
 def _shows(form: Form, seq: int, device: torch.device) -> Shows:
-    own, (first, stop) = _of_kind(form, seq, device), form.heads
+    visible, (first, stop) = _of_kind(form, seq, device), form.heads
     rows, columns = (None if runs is None else _among(runs, seq, device) for runs in (form.without_rows, form.without_columns))
 
     def shows(h: Any, i: Any, j: Any) -> Any:
-        seen = (h >= first) & (h < stop) & own(h, i, j)
+        seen = (h >= first) & (h < stop) & visible(h, i, j)
         if rows is not None:
             seen = seen & ~rows[i]
         return seen if columns is None else seen & ~columns[j]

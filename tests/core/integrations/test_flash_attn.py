@@ -216,7 +216,7 @@ SIGNATURES = dict(
     "cache_batch_idx=None cache_leftpad=None block_table=None softmax_scale=None causal=False window_size=(-1, -1) softcap=0.0 "
     "rotary_interleaved=True alibi_slopes=None num_splits=0 return_softmax_lse=False",
 )
-"""Those of flash-attn 2.8."""
+"""Parameters of each function of flash-attn 2.8, with their defaults."""
 
 
 def test_signatures_are_those_of_flash_attn() -> None:
