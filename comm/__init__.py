@@ -11,7 +11,7 @@ One forward pass, step by step, with the file of each step:
       v
     send rows of queries, keys, values ------------+              passes/all_to_all.py, transports/
       |                                            |
-      |  local segments: nothing to send           |              passes/local_attention.py
+      |  local segments: nothing to send           |              passes/attention_op.py
       |                                            v
       |                         small problems with received rows passes/problem_stacks.py, passes/attention_op.py
       |                                            |
@@ -42,8 +42,7 @@ _NAMES = {
     "labels": "roll sum_by_sequence",
     "nn": "RingDilatedAttention",
     "packed.attention": "ring_dilated_attention_varlen",
-    "packed.plan": "PackedPlan",
-    "packed.shares": "packed_cuts share_sequences",
+    "packed.plan": "PackedPlan packed_cuts share_sequences",
     "plan.exchange_plan": "ExchangePlan exchange_plan",
     "plan.traffic": "Rows",
     "shards": "load_shard positions shard unshard",
@@ -63,8 +62,7 @@ if TYPE_CHECKING:
     from dilkit.comm.labels import roll as roll, sum_by_sequence as sum_by_sequence
     from dilkit.comm.nn import RingDilatedAttention as RingDilatedAttention
     from dilkit.comm.packed.attention import ring_dilated_attention_varlen as ring_dilated_attention_varlen
-    from dilkit.comm.packed.plan import PackedPlan as PackedPlan
-    from dilkit.comm.packed.shares import packed_cuts as packed_cuts, share_sequences as share_sequences
+    from dilkit.comm.packed.plan import PackedPlan as PackedPlan, packed_cuts as packed_cuts, share_sequences as share_sequences
     from dilkit.comm.plan.exchange_plan import ExchangePlan as ExchangePlan, exchange_plan as exchange_plan
     from dilkit.comm.plan.traffic import Rows as Rows
     from dilkit.comm.shards import load_shard as load_shard, positions as positions, shard as shard, unshard as unshard

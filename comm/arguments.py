@@ -12,9 +12,9 @@ from torch import Tensor
 
 from dilkit.bias.base import Bias
 from dilkit.checks import boolean, not_distributed, one_of, probability, real
+from dilkit.comm.passes.rank_bias import bias_fingerprint, check_rank_bias
 from dilkit.comm.plan.exchange_plan import KEEPS, SCHEDULES
 from dilkit.comm.reorder import fingerprint
-from dilkit.comm.scores import bias_fingerprint, check_rank_bias
 from dilkit.inputs import Inputs
 from dilkit.op import boundary
 from dilkit.op.arguments import check_inputs
@@ -53,12 +53,11 @@ class Arguments:
     bias: Bias | None = None
     softcap: float | None = None
     keep: str = "rows"
-    asked: str | None = None
+    wanted: str | None = None
     """Of which inputs gradients are asked for, where the tensors do not say it, as `gradients` has them."""
 
     @property
     def orders(self) -> Orders:
-        """The orders of the heads; none where rows stay in their order."""
         return () if self.order is None else as_orders("order", self.order)
 
     @property
@@ -99,13 +98,12 @@ class Arguments:
     @property
     def gradients(self) -> str:
         """The inputs of which gradients are asked for: "qkv" or a part of it."""
-        if self.asked is not None:
-            return self.asked
+        if self.wanted is not None:
+            return self.wanted
         rows = zip("qkv", self.inputs[:3], strict=True)
         return "".join([role for role, x in rows if x.requires_grad]) if torch.is_grad_enabled() else ""
 
     def check(self) -> None:
-        """Raise TypeError or ValueError for arguments that do not fit together."""
         query, key, value, mask, *_ = self.inputs
         tensors = dict(query=query, key=key, value=value, key_padding_mask=mask, sink=self.inputs.sink)
         for name, x in tensors.items():

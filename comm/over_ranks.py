@@ -13,19 +13,17 @@ from dilkit.comm.collectives import copy_from_rank as copy_from_rank, sum_over_r
 from dilkit.comm.cuts import shard_cuts as shard_cuts
 from dilkit.comm.nn import RingDilatedAttention
 from dilkit.comm.packed.attention import ring_dilated_attention_varlen
-from dilkit.comm.packed.shares import packed_cuts as packed_cuts
+from dilkit.comm.packed.plan import packed_cuts as packed_cuts
 from dilkit.comm.shards import unshard as unshard
 from dilkit.comm.transports.base import Comm
 from dilkit.pattern import Pattern
 
 
 def attention_module(pattern: Pattern, comm: Comm, backend: str | Sequence[str] | None) -> nn.Module:
-    """The module that attends over ranks."""
     return RingDilatedAttention(pattern, comm, backend=backend)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, comm: Comm, **options: Any) -> Tensor:
-    """`ring_dilated_attention`, of which `out` alone is wanted."""
     out: Tensor = ring_dilated_attention(query, key, value, pattern, comm, **options)  # type: ignore[assignment]
     return out
 
@@ -33,7 +31,6 @@ def attend(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, comm: Co
 def attend_packed(
     query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, comm: Comm, cu_seqlens: Tensor, **options: Any
 ) -> Tensor:
-    """`ring_dilated_attention_varlen`, of which `out` alone is wanted."""
     out: Tensor = ring_dilated_attention_varlen(query, key, value, pattern, comm, cu_seqlens, **options)  # type: ignore[assignment]
     return out
 

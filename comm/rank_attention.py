@@ -16,9 +16,9 @@ from dilkit.comm.agreement import agree_on
 from dilkit.comm.arguments import MAY_DIFFER, STEP, Arguments, asked_on_any_rank
 from dilkit.comm.passes.attention_op import AttentionOp
 from dilkit.comm.passes.autograd import AttentionOverRanks, PassContext
+from dilkit.comm.passes.rank_bias import rank_bias
 from dilkit.comm.plan.exchange_plan import exchange_plan
 from dilkit.comm.reorder import Reordering, reorder_inputs, reorder_positions, restore_outputs
-from dilkit.comm.scores import rank_bias
 from dilkit.comm.transports.base import Comm
 from dilkit.inputs import Inputs
 from dilkit.op.call_options import flat

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dilkit.comm.passes.differentiation import differentiable_once
+from dilkit.comm.passes.autograd import differentiable_once
 from dilkit.comm.passes.row_index import pack_columns, unpack_columns
 from dilkit.comm.transports.base import Comm
 from dilkit.orders.heads import Orders, group_heads, ungroup_heads
@@ -39,7 +39,6 @@ class ReorderPlan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all row numbers."""
         return sum(side.rows.nbytes + side.places.nbytes for side in (self.row_major, self.along))
 
 
@@ -93,10 +92,11 @@ class Reordering:
             for parts, (source, _) in zip(by_order, routes, strict=True)
         ]
         arrived = self._exchange(tables, routes, step)
-        moved = [
-            _unpack(table.index_select(0, target.places), parts)
-            for table, parts, (_, target) in zip(arrived, by_order, routes, strict=True)
-        ]
+        moved = []
+        for table, parts, (_, target) in zip(arrived, by_order, routes, strict=True):
+            columns = unpack_columns(table.index_select(0, target.places), *((_width(x), x.dtype) for x in parts))
+            shapes = [(x.shape[1], x.shape[0], *x.shape[2:]) for x in parts]
+            moved.append([y.view(shape).transpose(0, 1).contiguous() for y, shape in zip(columns, shapes, strict=True)])
         return [ungroup_heads(list(parts), self.first, self.kv_heads) for parts in zip(*moved, strict=True)]
 
     def _exchange(self, tables: list[Tensor], routes: list[tuple[MessageRows, MessageRows]], step: str) -> list[Tensor]:
@@ -110,12 +110,6 @@ class Reordering:
         arrived = self.comm.exchange(message[:, None], send_counts, recv_counts, step).wait().view(-1)
         parts = torch.split(arrived, [size for from_rank in zip(*received, strict=True) for size in from_rank])
         return [torch.cat(parts[i :: len(tables)]).view(-1, width) for i, width in enumerate(widths)]
-
-
-def _unpack(table: Tensor, like: list[Tensor]) -> list[Tensor]:
-    columns = unpack_columns(table, *((_width(x), x.dtype) for x in like))
-    shapes = [(x.shape[1], x.shape[0], *x.shape[2:]) for x in like]
-    return [column.view(shape).transpose(0, 1).contiguous() for column, shape in zip(columns, shapes, strict=True)]
 
 
 def _width(x: Tensor) -> int:

@@ -63,7 +63,6 @@ class Job:
 
     @property
     def text(self) -> str:
-        """What the job has printed so far."""
         size = os.fstat(self.output.fileno()).st_size
         return os.pread(self.output.fileno(), size, 0).decode(errors="replace")  # moves no file offset that processes write at
 
@@ -209,13 +208,11 @@ def mpi_launchers() -> list[Path]:
 
 @lru_cache(maxsize=4)
 def is_open_mpi(mpirun: str) -> bool:
-    """Whether this launcher is Open MPI's."""
     version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False, timeout=30)
     return "Open MPI" in version.stdout
 
 
 def torch_variables(size: int) -> list[dict[str, str]]:
-    """The variables of each rank, as torchrun sets them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

@@ -22,8 +22,7 @@ import torch.distributed as dist
 
 from dilkit import environment
 from dilkit.comm.transports.base import Comm
-from dilkit.comm.transports.errors import PlanMismatch
-from dilkit.comm.transports.rank_errors import print_error
+from dilkit.comm.transports.errors import PlanMismatch, print_error
 from dilkit.comm.transports.threads import run_threads
 from dilkit.threads import torch_threads, usable_cores
 
@@ -74,7 +73,6 @@ def connect(kind: str, timeout: float) -> Comm:
 
 
 def _in_process(kind: str, comm: Comm, work: Work) -> int:
-    """One of several processes: an error here ends them all."""
     try:
         with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere if comm.rank else sys.stdout):
             code = work(comm)

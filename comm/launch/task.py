@@ -62,7 +62,6 @@ def _ended(kind: str, size: int, task: Callable[[Comm], Any], folder: Path, limi
 
 
 def main() -> int:
-    """What the processes of a job run."""
     kind, folder = sys.argv[1], Path(sys.argv[2])
     task = pickle.loads((folder / TASK).read_bytes())
     comm = connect(kind, TIMEOUT)

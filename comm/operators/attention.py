@@ -15,8 +15,7 @@ from torch._library.fake_impl import allocate_size
 from dilkit.comm.arguments import Arguments
 from dilkit.comm.operators.order import below_autograd, in_order
 from dilkit.comm.passes.attention_op import QKVRows
-from dilkit.comm.passes.autograd import UNKNOWN, Saved, backward_pass, forward_pass, gradient_of_sink
-from dilkit.comm.passes.differentiation import differentiable_once
+from dilkit.comm.passes.autograd import UNKNOWN, Saved, backward_pass, differentiable_once, forward_pass, gradient_of_sink
 from dilkit.comm.plan.traffic import GRADIENTS
 from dilkit.comm.rank_attention import RankAttention, agreed
 from dilkit.comm.transports.base import Comm, transport_of
@@ -82,22 +81,20 @@ def attend(given: Arguments, comm: Comm) -> tuple[Tensor, Tensor]:
 
 
 class Call(NamedTuple):
-    """The arguments, as they were given; `recorded`: whether a backward pass may follow, `asked`: for which inputs."""
+    """The arguments, as they were given; `recorded`: whether a backward pass may follow, `wanted`: for which inputs."""
 
     version: str
     handle: str
     recorded: bool
-    asked: str
+    wanted: str
     pattern: str
     options: tuple[Any, ...]
 
     @property
     def comm(self) -> Comm:
-        """The transport. Raises RuntimeError if it is gone."""
         return transport_of(self.handle)
 
     def arguments(self, inputs: Inputs, scale: float | None, dropout_p: float, seed: Tensor | None = None) -> Arguments:
-        """The arguments of the call with these tensors and numbers."""
         return Arguments(
             inputs,
             Pattern.from_json(self.pattern),
@@ -106,7 +103,7 @@ class Call(NamedTuple):
             order=None,
             recorded=self.recorded,
             seed=seed,
-            asked=self.asked,
+            wanted=self.wanted,
             **dict(zip(_OPTIONS, self.options, strict=True)),
         )
 
@@ -165,7 +162,7 @@ def _backward(dout: Tensor | None, dlse: Tensor | None, *given: Any) -> tuple[Te
     received = QKVRows(rows, rows, rows, None if mask is None else flags) if keeps_rows else None
     saved = Saved(inputs, out, lse.transpose(1, 2), received)
     by_role = zip("qkv", backward_pass(context, dout, dlse, saved), strict=False)
-    gradients = (query.new_empty(0) if grad is None or role not in call.asked else grad for role, grad in by_role)
+    gradients = (query.new_empty(0) if grad is None or role not in call.wanted else grad for role, grad in by_role)
     dsink = gradient_of_sink(dout, dlse, saved) if of_sink else None
     return *gradients, query.new_empty(0) if dsink is None else dsink
 
@@ -194,8 +191,8 @@ def _unknown_size() -> Any:
 
 def _fake_backward(dout: Any, dlse: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, sink: Any, *rest: Any) -> Any:
     *_, text, of_sink, _ = rest
-    asked = decode(text).asked
-    gradients = (x.new_empty(x.shape if role in asked else 0) for role, x in zip("qkv", (query, key, value), strict=True))
+    wanted = decode(text).wanted
+    gradients = (x.new_empty(x.shape if role in wanted else 0) for role, x in zip("qkv", (query, key, value), strict=True))
     return *gradients, sink.new_empty(sink.shape) if of_sink else query.new_empty(0)
 
 

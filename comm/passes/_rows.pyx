@@ -15,7 +15,7 @@ def expand_runs(int64_t[::1] rows, const int64_t[:, ::1] runs, int64_t batch):
     A run `(start, step, count, width, batch_step)` is, for batch b, the numbers `b * batch_step + start + i * step + j` with
     `0 <= i < count` and `0 <= j < width`, i before j. `rows` must hold `batch * sum(count * width)` numbers.
     """
-    cdef int64_t at = 0, b, i, j, first
+    cdef int64_t place = 0, b, i, j, first
     cdef Py_ssize_t run
     with nogil:
         for b in range(batch):
@@ -23,8 +23,8 @@ def expand_runs(int64_t[::1] rows, const int64_t[:, ::1] runs, int64_t batch):
                 first = runs[run, 0] + b * runs[run, 4]
                 for i in range(runs[run, 2]):
                     for j in range(runs[run, 3]):
-                        rows[at] = first + j
-                        at += 1
+                        rows[place] = first + j
+                        place += 1
                     first += runs[run, 1]
 
 

@@ -3,7 +3,7 @@
     forward                                     backward
     -------                                     --------
     send q, k, v rows     all_to_all            send dout, out, lse rows
-    local attention       local_attention       gradients of local attention
+    local attention       attention_op          gradients of local attention
     compute, send back    all_to_all            compute, send gradients back
     rotate k, v blocks    ring                  rotate k, v blocks, return their gradients
     merge results         partial_results       add gradients
@@ -15,7 +15,9 @@ backward pass; they go there and their gradients back before the local gradients
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -24,10 +26,8 @@ from torch import Tensor
 
 from dilkit.comm.agreement import agree_on
 from dilkit.comm.passes.all_to_all import AllToAllBackward, all_to_all_forward, merge_results, send_rows
-from dilkit.comm.passes.attention_op import AttentionOp, QKVRows, merge_rows
-from dilkit.comm.passes.differentiation import differentiable_once
+from dilkit.comm.passes.attention_op import AttentionOp, QKVRows, local_backward, local_forward, merge_rows
 from dilkit.comm.passes.index_tables import IndexTables, index_tables
-from dilkit.comm.passes.local_attention import local_backward, local_forward
 from dilkit.comm.passes.rank_bias import RankBias
 from dilkit.comm.passes.ring import ring_backward, ring_forward
 from dilkit.comm.passes.row_index import add_rows
@@ -44,14 +44,46 @@ from dilkit.op.through_lse import through_lse
 from dilkit.op.zero_keys import ZeroKeys, add_zero_keys, check_sink, sink_gradient, zero_keys_of
 from dilkit.plan import cached
 
+
+def differentiable_once(backward: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    """Make `backward` of an autograd function return results that raise where they are differentiated again.
+
+    torch's `once_differentiable` takes the results for constants if no gradient that comes in has a graph, though they depend on
+    what the forward pass saved: a penalty on gradients would be left out without a word.
+    """
+
+    @functools.wraps(backward)
+    def once(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        with torch.no_grad():
+            results = backward(ctx, *grads)
+        if not torch.is_grad_enabled():
+            return results
+        every: tuple[Any, ...] = _Refused.apply(len(results), *results, *ctx.saved_tensors, *grads)  # type: ignore[no-untyped-call]
+        return every
+
+    return once
+
+
+class _Refused(torch.autograd.Function):
+    """Results as they are, which depend on further tensors: the way from them to these has no derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+        return tuple(None if x is None else x.view_as(x) for x in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> None:
+        raise RuntimeError(
+            "attention over ranks can be differentiated once only: double backward (create_graph=True) is not supported"
+        )
+
+
 UNKNOWN = 0
 """Time at which the forward pass of compiled code began."""
 
 
 @dataclass(frozen=True)
 class PassContext:
-    """One call of attention over ranks, as this rank sees it."""
-
     op: AttentionOp
     comm: Comm
     plan: ExchangePlan
@@ -121,7 +153,6 @@ class AttentionOverRanks(torch.autograd.Function):
 
 
 def forward_pass(context: PassContext, inputs: Inputs) -> Saved:
-    """The forward pass of a call, with all that it sends."""
     with without_autocast(inputs.query.device.type), context.comm.broken_by_errors():
         out, lse, held = _forward(context, inputs)
     return Saved(inputs, out, lse, held)

@@ -50,7 +50,6 @@ class IndexTables:
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of all row numbers."""
         returns = (self.results, *self.gradients.values())
         slices = [rows for some in (*self.packed.values(), *(slices for _, slices in returns)) for _, rows in some]
         return sum(x.nbytes for x in (*(rows for rows, _ in returns), *slices)) + sum(stack.nbytes for stack in self.stacks)

@@ -49,16 +49,13 @@ class ProblemStack:
 
     @property
     def index_tensors(self) -> dict[str, Tensor]:
-        """All its tensors, by name."""
         return {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all its row numbers."""
         return self.places.nbytes + sum(x.nbytes for x in {id(x): x for x in self.index_tensors.values()}.values())
 
     def to(self, device: torch.device) -> ProblemStack:
-        """The same for rows on `device`."""
         if device == self.queries.device:
             return self
         moved = {id(x): x.to(device) for x in self.index_tensors.values()}
@@ -118,16 +115,11 @@ def _tiles(problem: SmallProblem) -> Iterator[tuple[tuple[int, int], SmallProble
     for q in range(0, queries, side):
         for k in range(0, keys, side):
             counts = min(side, queries - q), min(side, keys - k)
-            pattern = problem.pattern or _least_pattern(*counts, problem.is_causal)
+            pattern = problem.pattern or Pattern.dense()
+            if not (problem.pattern or problem.is_causal) and 2 * min(counts) <= max(counts):  # no more is scored than they see
+                pattern = Pattern.of(GlobalTokens(counts[1], "read") if counts[1] < counts[0] else GlobalTokens(counts[0]))
             sides = part(problem.queries, q, q + counts[0]), part(problem.keys, k, k + counts[1])
             yield (q, k), problem._replace(queries=sides[0], keys=sides[1], pattern=pattern)
-
-
-def _least_pattern(queries: int, keys: int, is_causal: bool) -> Pattern:
-    """Return a pattern by which all queries see all keys. Where one side is much shorter, no more is scored than they see."""
-    if is_causal or 2 * min(queries, keys) > max(queries, keys):
-        return Pattern.dense()
-    return Pattern.of(GlobalTokens(keys, "read") if keys < queries else GlobalTokens(queries))
 
 
 def _index_tensors(

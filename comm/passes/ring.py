@@ -194,7 +194,6 @@ class RingSegment:
 
     @cached_property
     def lines(self) -> range:
-        """The lines of the ranks that hold the segment."""
         return self.exchange.shards.lines_around(self.line)
 
     def neighbour_line(self, distance: int) -> int:
@@ -202,7 +201,6 @@ class RingSegment:
         return self.lines[(self.line - self.lines.start + distance) % len(self.lines)]
 
     def neighbour(self, distance: int) -> int:
-        """Return the rank of that line."""
         return int(self.exchange.shards.ranks[self.neighbour_line(distance)])
 
     def reaches(self, distance: int) -> bool:
@@ -223,7 +221,6 @@ class RingSegment:
 
     @cached_property
     def keys(self) -> Tensor:
-        """Its rows of keys."""
         return own_row_numbers(self.plan, self.neighbour(0), self.rows_of(0), "k", self.batch).to(self.device)
 
     @cached_property
@@ -239,12 +236,10 @@ class RingSegment:
         return tuple(self.batch * int(shards.key_rows[self.neighbour_line(-hop)]) if self.reaches(-hop) else None for hop in hops)
 
     def stacks_at(self, hop: int) -> Iterable[ProblemStack]:
-        """Return the problems of a hop, kept or made anew."""
         return self.stacks[hop] if self.keeps_stacks else self.make_stacks(hop)
 
     @cached_property
     def stacks(self) -> tuple[tuple[ProblemStack, ...], ...]:
-        """The stacks of each hop."""
         return tuple(tuple(self.make_stacks(hop)) if self.reaches(-hop) else () for hop in range(self.exchange.hops + 1))
 
     def make_stacks(self, hop: int) -> Iterator[ProblemStack]:

@@ -38,18 +38,9 @@ Counts = tuple[IntArray, IntArray]
 
 @dataclass(frozen=True)
 class Route:
-    """The way a branch is computed over ranks.
+    """The way a branch is computed over ranks: `kind` is one of `dilkit.comm.plan.explain.ROUTE_TEXTS`, which describes them.
 
-    `kind` is, of branches with segments or strides, one of
-    "local" (every segment lies within one rank),
-    "scatter" (the ranks of a segment divide its heads among them),
-    "gather" (each rank computes its own queries and receives the keys and values of the others),
-    "hybrid" (both: groups of `group_size` ranks divide the heads; keys and values go to all groups),
-    "ring" (as gather, but blocks of keys and values rotate hop by hop, and never lie together on one rank);
-    and of other branches "local" (no rank needs rows of another) or
-    "halo" (windows: each rank receives the keys and values within reach of its own queries),
-    "broadcast" (global tokens: their keys and values go to all ranks, their queries to the keys of all),
-    "blocks" (each rank receives the blocks of keys and values that its own queries see, or sends queries that see many).
+    With "hybrid", groups of `group_size` ranks divide the heads; keys and values go to all groups.
     """
 
     kind: str
@@ -122,12 +113,10 @@ class BranchExchange(ABC):
 
     @property
     def seq(self) -> int:
-        """Tokens of the whole sequence."""
         return self.cuts[-1]
 
     @property
     def world_size(self) -> int:
-        """The number of ranks."""
         return len(self.cuts) - 1
 
     @cached_property
@@ -138,12 +127,10 @@ class BranchExchange(ABC):
 
     @cached_property
     def edges(self) -> IntArray:
-        """The cuts between ranks, and the ends of the sequence."""
         return np.array(self.cuts, np.int64)
 
     @cached_property
     def width(self) -> int:
-        """Query heads in all."""
         return sum(head.width for head in self.heads)
 
     def shard(self, rank: int) -> tuple[int, int]:
@@ -152,5 +139,4 @@ class BranchExchange(ABC):
         return start, stop
 
     def rows_of(self, head: ServedHead, start: int, stop: int) -> HeadRows:
-        """Return the rows `start .. stop - 1` of a head."""
         return HeadRows(self.number, head, start, 1, stop - start)

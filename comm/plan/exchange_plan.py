@@ -220,7 +220,6 @@ class ExchangePlan:
 
     @cached_property
     def rings(self) -> tuple[SegmentExchange, ...]:
-        """The branches with a ring schedule."""
         return tuple(one for one in self.exchanges if isinstance(one, SegmentExchange) and one.route.kind == "ring")
 
     @cached_property

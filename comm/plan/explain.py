@@ -78,7 +78,6 @@ def _length_and_rate(form: Form, seq: int) -> tuple[int, int]:
 
 
 def explanation(plan: ExchangePlan, rows: Rows) -> str:
-    """One paragraph a branch."""
     named = zip(branch_facts(plan, rows), plan.exchange_pattern.branches, plan.forms, strict=True)
     return "\n".join(_text(facts, branch, isinstance(forms[0], Segments), plan, rows) for facts, branch, forms in named)
 

@@ -50,7 +50,6 @@ class Forecast:
 
     @cached_property
     def traffic(self) -> dict[str, PhaseTraffic]:
-        """Bytes sent and received, by phase."""
         return {phase: self.plan.traffic(phase, self.rows) for phase in PHASES}
 
     @cached_property
@@ -122,7 +121,6 @@ class Forecast:
 
     @property
     def slowest(self) -> int:
-        """The rank that takes longest."""
         return int(np.argmax(self.seconds["overlapped"]))
 
     @property

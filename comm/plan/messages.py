@@ -52,12 +52,10 @@ class RowSpan(NamedTuple):
 
     @property
     def start(self) -> int:
-        """The position of the first row."""
         return self.rows.start + self.rows.step * self.first
 
     @property
     def stride(self) -> int:
-        """Positions from row to row."""
         return self.rows.step * self.step
 
 
@@ -66,7 +64,6 @@ Side = tuple[RowSpan, ...]
 
 
 def whole(rows: Iterable[HeadRows]) -> Side:
-    """Return all of these rows as one side."""
     return tuple(RowSpan(some, 0, 1, some.size) for some in rows)
 
 
@@ -87,7 +84,6 @@ def part(side: Side, first: int, last: int) -> Side:
 
 
 def positions(side: Side) -> IntArray:
-    """Return the position of each row of a side."""
     return np.concatenate([span.start + span.stride * np.arange(span.size) for span in side])
 
 

@@ -204,7 +204,6 @@ class SegmentShards:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays that it is made of."""
         return sum(x.nbytes for x in vars(self).values() if isinstance(x, np.ndarray))
 
     @property
@@ -271,12 +270,10 @@ class SegmentShards:
         return dict(lines)
 
     def lines_around(self, line: int) -> range:
-        """Return the lines of the segment of a line."""
         segment = int(self.segment[line])
         return range(*self.segment_bounds[segment : segment + 2].tolist())
 
     def heads_computed(self, line: int) -> list[int]:
-        """Return the heads of a line's group that its rank computes."""
         heads: list[int] = np.flatnonzero(self.compute_ranks[self.group[line]] == self.ranks[line]).tolist()
         return heads
 

@@ -97,13 +97,11 @@ class PhaseTraffic:
 
     @property
     def sent(self) -> IntArray:
-        """Bytes that each rank sends to others in all."""
         sent: IntArray = (self.there + self.back + self.ring)[0]
         return sent
 
     @property
     def received(self) -> IntArray:
-        """Bytes that each rank receives from others in all."""
         received: IntArray = (self.there + self.back + self.ring)[1]
         return received
 

@@ -9,18 +9,82 @@ rank i's port ---> uplink of its pod ---> uplink of j's pod ---> rank j's port  
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dilkit.checks import integer, real
 from dilkit.comm.plan.messages import IntArray
-from dilkit.comm.simulation.topology import Topology
 
 Times = NDArray[np.float64]
 """`(world_size,)`: seconds, those of each rank."""
 Table = NDArray[np.float64]
 """`(world_size, world_size)`, from a rank (line) to a rank (column)."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Ranks in hosts, hosts in pods; each link carries so many bytes a second each way.
+
+        pod          |------------- uplink: bandwidth of all its ranks / oversubscription -------------|
+        hosts        |   host 0    |   host 1    |  ...   a rank's port: `bandwidth`, to other hosts
+        ranks        | 0  1  ..  7 | 8  9  ..    |  ...   `inside`: to ranks of the same host
+
+    `ranks_per_host` ranks are a host, `hosts_per_pod` hosts a pod, numbered one after the other; None: one pod of all, a flat
+    network. `inside` None: as fast as to other hosts. Switches within a pod are not limits: each rank may send and receive at
+    `bandwidth` at the same time.
+
+    Raises TypeError or ValueError for sizes below 1, rates that are not above 0 and an oversubscription below 1.
+
+        >>> fat_tree = Topology(50e9, ranks_per_host=8, hosts_per_pod=4, oversubscription=2.0, inside=450e9)
+        >>> fat_tree.uplink, fat_tree.hosts(64).tolist()[:9], fat_tree.pods(64).tolist()[-1]
+        (800000000000.0, [0, 0, 0, 0, 0, 0, 0, 0, 1], 1)
+    """
+
+    bandwidth: float
+    ranks_per_host: int = 1
+    hosts_per_pod: int | None = None
+    oversubscription: float = 1.0
+    inside: float | None = None
+
+    def __post_init__(self) -> None:
+        integer("ranks_per_host", self.ranks_per_host, at_least=1)
+        if self.hosts_per_pod is not None:
+            integer("hosts_per_pod", self.hosts_per_pod, at_least=1)
+        for name, rate in (("bandwidth", self.bandwidth), ("inside", self.within_host)):
+            if not real(name, rate) > 0:
+                raise ValueError(f"{name}={rate} must be above 0: bytes a second")
+        if not real("oversubscription", self.oversubscription) >= 1:
+            raise ValueError(
+                f"oversubscription={self.oversubscription} must be at least 1: what the ranks of a pod could send over what its "
+                "uplink carries"
+            )
+
+    @property
+    def within_host(self) -> float:
+        """Bytes a second to ranks of the same host."""
+        return self.bandwidth if self.inside is None else self.inside
+
+    @property
+    def ranks_per_pod(self) -> int | None:
+        """None: all ranks are in one."""
+        return None if self.hosts_per_pod is None else self.hosts_per_pod * self.ranks_per_host
+
+    @cached_property
+    def uplink(self) -> float:
+        """Bytes a second from a pod to the others, and from them to it."""
+        return (self.ranks_per_pod or 1) * self.bandwidth / self.oversubscription
+
+    def hosts(self, world_size: int) -> IntArray:
+        """`(world_size,)`: the host of each rank."""
+        return np.arange(world_size) // self.ranks_per_host
+
+    def pods(self, world_size: int) -> IntArray:
+        """`(world_size,)`: the pod of each rank."""
+        return np.arange(world_size) // (self.ranks_per_pod or world_size)
 
 
 class Delivery(NamedTuple):
@@ -36,24 +100,12 @@ class Delivery(NamedTuple):
 
 def delivered(start: Times, volume: Table, topology: Topology) -> Delivery:
     """Deliver `volume` bytes from rank to rank, sent at `start` by each rank."""
-    world_size = len(start)
-    hosts, pods = topology.hosts(world_size), topology.pods(world_size)
-    near = volume * (hosts[:, None] == hosts)
-    received, sent, busy = start.copy(), start.copy(), dict[str, float]()
-    for kind, part, rate in (("within hosts", near, topology.within_host), ("ports", volume - near, topology.bandwidth)):
-        if part.any():
-            out, into = start + part.sum(1) / rate, _passed(start, part, rate)
-            busy[kind] = float(max(part.sum(0).max(), part.sum(1).max())) / rate
-            received, sent = np.maximum.reduce((received, into, _last_of(out, part))), np.maximum(sent, out)
-    between = volume * (pods[:, None] != pods) if pods[-1] else near[:0]
-    if between.any():
-        up, busy["uplinks"] = _through_uplinks(start, between, pods, topology.uplink)
-        received = np.maximum(received, up)
-    return Delivery(received, sent, busy)
+    source, target = np.nonzero(volume)
+    return handed_over(start, source, target, volume[source, target], topology)
 
 
 def handed_over(start: Times, source: IntArray, target: IntArray, volume: NDArray[Any], topology: Topology) -> Delivery:
-    """Deliver few messages, as `delivered` does those of a table of all pairs of ranks."""
+    """Deliver messages, each from a rank to a rank, sent at `start` by each rank."""
     source, target, volume = (x[volume > 0] for x in (source, target, volume.astype(float)))
     hosts, pods = topology.hosts(len(start)), topology.pods(len(start))
     near, far = hosts[source] == hosts[target], pods[source] != pods[target]
@@ -80,28 +132,4 @@ def _passed_by_link(link: IntArray, start: Times, volume: Times, rate: float) ->
     before = np.repeat(after[first] - volume[order[first]], messages)
     passed = np.empty(len(link))
     passed[order] = np.repeat(np.maximum.reduceat(start[order] + (after - before) / rate, first), messages)
-    return passed
-
-
-def _through_uplinks(start: Times, volume: Table, pods: NDArray[np.int64], rate: float) -> tuple[Times, float]:
-    """When all that comes to a rank from other pods has passed their uplinks and that of its own; and how long one works."""
-    first = np.flatnonzero(np.diff(pods, prepend=-1))
-    to_pod, from_pod = np.add.reduceat(volume, first, 1), np.add.reduceat(volume, first, 0)
-    into, leaving = _passed(start, to_pod, rate), volume.sum(1)[:, None]
-    out = np.array([_passed(start[pods == pod], leaving[pods == pod], rate)[0] for pod in range(len(first))])
-    pod_arrival = np.where(volume.any(0), into[pods], -np.inf)
-    return np.maximum(_last_of(out, from_pod), pod_arrival), float(max(to_pod.sum(0).max(), from_pod.sum(1).max())) / rate
-
-
-def _last_of(out: Times, volume: Table) -> Times:
-    """When the last of the links that bring each rank something is done; -inf where none does."""
-    last: Times = np.where(volume > 0, out[:, None], -np.inf).max(0)
-    return last
-
-
-def _passed(start: Times, volume: Table, rate: float) -> Times:
-    """When links `(links,)` have carried `volume` `(messages, links)` of messages that start at `start` `(messages,)`."""
-    order = np.argsort(-start)
-    start, volume = start[order], volume[order]
-    passed: Times = np.where(volume > 0, start[:, None] + np.cumsum(volume, 0) / rate, -np.inf).max(0)
     return passed

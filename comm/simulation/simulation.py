@@ -10,6 +10,7 @@ Backward the same with the bytes and the work of a backward pass; round a ring, 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,8 +19,7 @@ from dilkit.comm.plan.exchange import Sent
 from dilkit.comm.plan.exchange_plan import PHASES, ExchangePlan
 from dilkit.comm.plan.forecast import Forecast
 from dilkit.comm.plan.traffic import leg_bytes
-from dilkit.comm.simulation.delivery import Delivery, Table, Times, delivered, handed_over
-from dilkit.comm.simulation.topology import Topology
+from dilkit.comm.simulation.delivery import Delivery, Table, Times, Topology, delivered, handed_over
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,6 @@ class Simulated:
 
     @property
     def seconds(self) -> float:
-        """Until the last rank is done."""
         return float(self.finish.max())
 
     @property
@@ -64,7 +63,6 @@ class Simulated:
 
     @property
     def bottleneck(self) -> str:
-        """The resource that works longest."""
         return max(self.busy, key=lambda kind: self.busy[kind])
 
 
@@ -174,3 +172,41 @@ class _Run:
         for kind, seconds in sent.busy.items():
             self.busy[kind] = self.busy.get(kind, 0.0) + seconds
         return sent
+
+
+class Peer(NamedTuple):
+    """A forward and a backward pass: seconds, bytes that a rank sends, and the most bytes of others' rows that it holds."""
+
+    seconds: float
+    sent: int
+    held: int
+
+
+def peers(forecast: Forecast, topology: Topology) -> dict[str, Peer]:
+    """Each of them; Ulysses is left out where there are more ranks than query heads."""
+    plan, rows, speed = forecast.plan, forecast.rows, forecast.speed
+    others, shard = plan.world_size - 1, -(-plan.seq // plan.world_size) * rows.batch
+    block, gradients = shard * plan.kv_heads * rows.key_value_bytes, shard * plan.kv_heads * 2 * rows.row_bytes
+    queries = 2 * shard * plan.heads * rows.row_bytes  # and results
+    work = float(forecast.flops["total"].sum()) / plan.world_size / speed.flops
+    computed, everyone = (1 + speed.backward) * work, np.ones((plan.world_size,) * 2) - np.eye(plan.world_size)
+    ranks, each = np.arange(plan.world_size), np.ones(plan.world_size)
+    hops = [
+        others * float(handed_over(0 * each, ranks, np.roll(ranks, -1), size * each, topology).received.max())
+        for size in (block, block + gradients)
+    ]
+    around = max(work, hops[0]) + max(speed.backward * work, hops[1]) + 2 * others * speed.latency
+    gathered = computed + sum(_seconds(everyone * size, topology) for size in (block, gradients)) + 2 * speed.latency
+    by_scheme = {
+        "full ring": Peer(around, others * (2 * block + gradients), 2 * (block + gradients)),
+        "all-gather": Peer(gathered, others * (block + gradients), others * block),
+    }
+    if plan.world_size <= plan.heads:
+        passes = [(one + queries) * others // plan.world_size for one in (block, gradients)]
+        moved = sum(_seconds(everyone * one / max(others, 1), topology) for one in passes)
+        by_scheme["Ulysses"] = Peer(computed + moved + 4 * speed.latency, sum(passes), max(passes))
+    return by_scheme
+
+
+def _seconds(volume: Table, topology: Topology) -> float:
+    return float(delivered(np.zeros(len(volume)), volume, topology).received.max())

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -17,10 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dilkit.comm.transports.base import DEFAULT_TIMEOUT, Comm, PeerBytes
-from dilkit.comm.transports.errors import CommError, CommTimeout, PeerLost, ranks_text
-from dilkit.comm.transports.rank_errors import report_uncaught
-from dilkit.comm.transports.staging import staged
+from dilkit.comm.transports.base import DEFAULT_TIMEOUT, Comm, PeerBytes, staged
+from dilkit.comm.transports.errors import CommError, CommTimeout, PeerLost, ranks_text, report_uncaught
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -98,17 +95,17 @@ class TorchComm(Comm):
         exchange = _Exchange(f"exchange {number} ({step}){self.along}", step, self.timeout)
         if self._backends.get(device.type) != "gloo":
             return self._post_to_all(send, recv, device, exchange)
-        post = partial(self._post_to_each, number=number, exchange=exchange)
+        tag = self._first_tag + number % TAGS
+
+        def post(send: PeerBytes, recv: PeerBytes) -> Callable[[], None]:
+            receives = exchange.posted(dist.irecv, recv, self._group, tag)
+            sends = exchange.posted(dist.isend, send, self._group, tag)
+            return lambda: exchange.wait(receives, sends)
+
         return post(send, recv) if self._reads(device) else staged(post, send, recv, device)
 
     def _reads(self, device: torch.device) -> bool:
         return device.type == "cpu"
-
-    def _post_to_each(self, send: PeerBytes, recv: PeerBytes, number: int, exchange: _Exchange) -> Callable[[], None]:
-        tag = self._first_tag + number % TAGS
-        receives = exchange.posted(dist.irecv, recv, self._group, tag)
-        sends = exchange.posted(dist.isend, send, self._group, tag)
-        return lambda: exchange.wait(receives, sends)
 
     def _post_to_all(self, send: PeerBytes, recv: PeerBytes, device: torch.device, exchange: _Exchange) -> Callable[[], None]:
         if device.type not in self._backends:

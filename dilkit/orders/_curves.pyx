@@ -2,8 +2,7 @@
 """Token orders of grids: Hilbert, Morton, tiles. The C code is in c/curves.
 
 Each function writes into an array that the caller allocates, of int32 or int64, one element for each cell, and holds no lock while it does.
-`shape` is one to three sides of at least 1, in row-major order. With `threads` above 1, arrays of millions of cells are written by as
-many threads, which end with the call; the result is the same. ValueError: sizes that do not fit each other.
+`shape` is one to three sides of at least 1, in row-major order. ValueError: sizes that do not fit each other.
 """
 
 from math import prod
@@ -16,13 +15,13 @@ ctypedef fused integer:
 
 cdef extern from "curves.h" nogil:
     void curves_prepare()
-    void curves_hilbert(void *out, int bytes, int ndim, int bits, int threads)
-    void curves_generalised_hilbert(void *out, int bytes, const int64_t *shape, int threads)
+    void curves_hilbert(void *out, int bytes, int ndim, int bits)
+    void curves_generalised_hilbert(void *out, int bytes, const int64_t *shape)
 
 curves_prepare()
 
 
-def hilbert(integer[::1] out, int ndim, int bits, int threads=1):
+def hilbert(integer[::1] out, int ndim, int bits):
     """Write `out[d]` = row-major index of the d-th cell of Hilbert's curve through a square or cube of sides `2**bits`.
 
     The curve is that of J. Skilling, "Programming the Hilbert curve" (2004): the cell's coordinates are what his transform makes of d.
@@ -31,15 +30,15 @@ def hilbert(integer[::1] out, int ndim, int bits, int threads=1):
         raise ValueError(f"ndim={ndim} must be 2 or 3, and bits={bits} from 0 to 31")
     _check_cells(out.shape[0], sizeof(integer), (1 << bits,) * ndim)
     with nogil:
-        curves_hilbert(&out[0], sizeof(integer), ndim, bits, threads)
+        curves_hilbert(&out[0], sizeof(integer), ndim, bits)
 
 
-def generalised_hilbert(integer[::1] out, shape, int threads=1):
+def generalised_hilbert(integer[::1] out, shape):
     """Write the row-major indices of the cells of a box along a curve that starts at cell 0 and steps to a neighbour each time."""
     cdef int64_t sides[3]
     _fill(sides, _check_cells(out.shape[0], sizeof(integer), shape))
     with nogil:
-        curves_generalised_hilbert(&out[0], sizeof(integer), sides, threads)
+        curves_generalised_hilbert(&out[0], sizeof(integer), sides)
 
 
 def morton(integer[::1] out, shape):

@@ -65,7 +65,7 @@ def active_blocks(
     cdef int64_t[::1] seen = np.full(blocks, -1, np.int64)
     cdef int64_t low[3]
     cdef int64_t high[3]
-    cdef int64_t found = 0, i, z, y, x
+    cdef int64_t pairs = 0, i, z, y, x
     cdef Py_ssize_t g
     with nogil:
         for g in range(starts.shape[0] - 1):
@@ -76,8 +76,8 @@ def active_blocks(
                         for x in range(low[2], high[2]):
                             if seen[block_of[z, y, x]] != g:
                                 seen[block_of[z, y, x]] = g
-                                found += 1
-    return found
+                                pairs += 1
+    return pairs
 
 
 cdef inline void _new_part(

@@ -113,7 +113,7 @@ def argsort(const code_t[::1] codes, index_t[::1] perm):
     of these bits above the code's index, so that it moves as one word; where they are too many for that, codes are sorted by the
     last stretch, then by the next.
     """
-    cdef int64_t count = codes.shape[0], i, at
+    cdef int64_t count = codes.shape[0], i, source
     cdef int index_bits = len(bin(count)) - 2, low, high, width, digits, bits, d
     cdef uint64_t differ = 0, part
     cdef bint again = False
@@ -130,8 +130,8 @@ def argsort(const code_t[::1] codes, index_t[::1] perm):
         part = (<uint64_t>1 << width) - 1
         with nogil:
             for i in range(count):
-                at = perm[i] if again else i
-                here[i] = (<uint64_t>codes[at] >> low & part) << index_bits | <uint64_t>at
+                source = perm[i] if again else i
+                here[i] = (<uint64_t>codes[source] >> low & part) << index_bits | <uint64_t>source
             for d in range(digits - 1):
                 scatter(here, there, index_bits + d * bits, bits, <uint64_t>-1)
                 here, there = there, here

@@ -56,7 +56,6 @@ def check_curve(curve: Any) -> None:
 
 
 def check_tile(tile: tuple[int, ...], shape: tuple[int, ...], curve: str) -> None:
-    """Raise ValueError unless `tile` is one for this grid, and the curve is one of tiles."""
     if curve != "tile":
         raise ValueError(f"tile={tile} does not go with curve={curve!r}; use curve='tile', or leave tile out")
     if len(tile) != len(shape):
@@ -104,7 +103,6 @@ def check_tokens(x: Any, dim: int, order: TokenOrder, name: str = "x") -> None:
 
 
 def check_dim(x: Any, dim: int, name: str = "x") -> None:
-    """Raise TypeError or ValueError unless `dim` is a dimension of `x`."""
     if not -x.ndim <= integer("dim", dim) < x.ndim:
         raise ValueError(f"dim={dim} is no dimension of {name}, which has shape {tuple(x.shape)}")
 

@@ -15,7 +15,7 @@ TILE_SIDE = {1: 64, 2: 8, 3: 4}
 
 
 def curve_permutation(
-    shape: tuple[int, ...], curve: str, tile: tuple[int, ...] | None, extra_tokens: int, threads: int, is_transposed: bool = False
+    shape: tuple[int, ...], curve: str, tile: tuple[int, ...] | None, extra_tokens: int, is_transposed: bool = False
 ) -> Index:
     """Return the row-major index at each place of a curve through a grid, behind the extra tokens: `(extra_tokens + cells,)`.
 
@@ -25,7 +25,7 @@ def curve_permutation(
     perm[:extra_tokens] = np.arange(extra_tokens)
     cells = perm[extra_tokens:]
     if is_transposed:
-        flipped = curve_permutation(shape[::-1], curve, None if tile is None else tile[::-1], 0, threads)
+        flipped = curve_permutation(shape[::-1], curve, None if tile is None else tile[::-1], 0)
         cells[:] = np.ravel_multi_index(np.unravel_index(flipped, shape[::-1])[::-1], shape)
     elif len(shape) == 1 or curve in ("row-major", "snake") or len(cells) == 1:
         _curves.row_major(cells)
@@ -38,9 +38,9 @@ def curve_permutation(
     elif curve == "morton":
         _curves.morton(cells, shape)
     elif is_power_of_two_cube(shape):
-        _curves.hilbert(cells, len(shape), shape[0].bit_length() - 1, threads)
+        _curves.hilbert(cells, len(shape), shape[0].bit_length() - 1)
     else:
-        _curves.generalised_hilbert(cells, shape, threads)
+        _curves.generalised_hilbert(cells, shape)
     if extra_tokens:
         cells += extra_tokens
     return perm
@@ -54,7 +54,6 @@ def inverse(perm: Index) -> Index:
 
 
 def is_power_of_two_cube(shape: tuple[int, ...]) -> bool:
-    """True if all sides are the same power of two."""
     return len(set(shape)) == 1 and shape[0].bit_count() == 1
 
 
@@ -66,11 +65,6 @@ def chosen_tile(shape: tuple[int, ...]) -> tuple[int, ...]:
     8 (or 4) itself, so that the last tiles are smaller.
     """
     side = TILE_SIDE[len(shape)]
-    return tuple(_tile_side(size, side) for size in shape)
-
-
-def _tile_side(size: int, side: int) -> int:
-    if size <= side:
-        return size
-    fitting = [n for n in range(side // 2, 2 * side + 1) if size % n == 0]
-    return min(fitting, key=lambda n: (max(n, side) / min(n, side), -n), default=side)
+    divisors = [[n for n in range(side // 2, 2 * side + 1) if size % n == 0] for size in shape]
+    nearest = (min(some, key=lambda n: (max(n, side) / min(n, side), -n), default=side) for some in divisors)
+    return tuple(size if size <= side else tile for size, tile in zip(shape, nearest, strict=True))

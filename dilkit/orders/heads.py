@@ -87,7 +87,6 @@ def check_orders(orders: Orders, seq: int, kv_heads: int, pattern: Pattern, is_c
 
 
 def first_head(pattern: Pattern) -> int:
-    """Return the index in the whole model of the first key/value head of these tensors."""
     return 0 if pattern.head_shard is None else pattern.head_shard[0]
 
 
@@ -132,7 +131,6 @@ class TracedPattern(NamedTuple):
     text: str
 
     def to_json(self) -> str:
-        """Return the text of the pattern."""
         return self.text
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from math import isfinite
 from numbers import Integral
@@ -25,11 +24,8 @@ CURVES = ("hilbert", "morton")
 MAX_BITS = {2: 31, 3: 21}
 """Bits of a coordinate, at most, by ndim: a code has ndim times as many, 63 at most."""
 
-PER_THREAD = 2**16
-"""The least points for one more thread: starting a thread takes as long as computing these."""
 
-
-def encode(coords: Any, bits: int | None = None, curve: str = "hilbert", *, out: Any = None, threads: int = 1) -> Any:
+def encode(coords: Any, bits: int | None = None, curve: str = "hilbert", *, out: Any = None) -> Any:
     """Compute the codes `(n,)` of points along a curve through a square or cube of `2**bits` cells a side.
 
         codes[i] = how many cells of the grid the curve visits before the cell coords[i]
@@ -41,7 +37,6 @@ def encode(coords: Any, bits: int | None = None, curve: str = "hilbert", *, out:
     - `bits`: at most 31 in 2-D and 21 in 3-D; None means as many as the largest coordinate needs.
     - `out`: an array `(n,)` of integers to write the codes to. Without it the result is an array or tensor as `coords` are, of
       uint32 (torch: int32) if `ndim * bits` fit, else of int64.
-    - `threads`: the number of threads to compute with.
 
     Raises TypeError for coordinates that are not integers, ValueError for a wrong shape, an unknown curve, a coordinate out of
     range (the error names it) or an `out` that does not fit.
@@ -63,7 +58,7 @@ def encode(coords: Any, bits: int | None = None, curve: str = "hilbert", *, out:
     code = point_arrays.integers("out", point_arrays.to_write("out", codes))
     point_arrays.check_out("out", code, count, ndim * bits)
     axes = point_arrays.apart(axes, [code])
-    done = _run(False, curve, bits, axes, (0,) * ndim, code, threads)
+    done = _run(False, curve, bits, axes, (0,) * ndim, code)
     if done < count:
         point = tuple(int(axis[done]) for axis in axes)
         hint = "subtract the least coordinates" if min(point) < 0 else f"pass bits={max(point).bit_length()}"
@@ -71,7 +66,7 @@ def encode(coords: Any, bits: int | None = None, curve: str = "hilbert", *, out:
     return codes
 
 
-def decode(codes: Any, ndim: int, bits: int, curve: str = "hilbert", *, out: Any = None, threads: int = 1) -> Any:
+def decode(codes: Any, ndim: int, bits: int, curve: str = "hilbert", *, out: Any = None) -> Any:
     """Compute the points `(n, ndim)`, int32, of codes: the inverse of `encode`.
 
     `codes`: `(n,)` integers, a numpy array or a torch tensor on the CPU. `out`: an array `(n, ndim)`, or a tuple of ndim arrays
@@ -94,7 +89,7 @@ def decode(codes: Any, ndim: int, bits: int, curve: str = "hilbert", *, out: Any
     if any(np.shares_memory(one, other) for one, other in combinations(axes, 2)):
         raise ValueError("out has axes that share memory; each needs its own")
     (code,) = point_arrays.apart([code], axes)
-    done = _run(True, curve, bits, axes, (0,) * ndim, code, threads)
+    done = _run(True, curve, bits, axes, (0,) * ndim, code)
     if done < count:
         raise ValueError(
             f"codes[{done}]={code[done]} is out of range: bits={bits} in {ndim}-D give 0 to {2 ** (ndim * bits) - 1}"
@@ -102,9 +97,7 @@ def decode(codes: Any, ndim: int, bits: int, curve: str = "hilbert", *, out: Any
     return out
 
 
-def sort_points(
-    coords: Any, curve: str = "hilbert", *, cell: float | None = None, batch: Any = None, threads: int = 1
-) -> TokenOrder:
+def sort_points(coords: Any, curve: str = "hilbert", *, cell: float | None = None, batch: Any = None) -> TokenOrder:
     """Order points as a curve visits them: a `TokenOrder` of shape `(n,)`.
 
         perm == np.argsort(encode(cells), kind="stable")        cells = coords - coords.min(0)
@@ -117,7 +110,6 @@ def sort_points(
     - `cell`: the side of a cell in the units of `coords`: `cells = floor((coords - coords.min(0)) / cell)`, computed in
       float64 whatever the dtype of `coords`, and exactly where `coords` are integers and `cell` is a whole number.
     - `batch`: `(n,)` integers, 0 or more: the cloud that each point belongs to. The order visits one cloud after another.
-    - `threads`: the number of threads to compute codes with.
 
     Raises TypeError or ValueError, naming the argument, for arguments that do not fit, and ValueError if the points span more
     cells than a code has bits for.
@@ -145,7 +137,7 @@ def sort_points(
     if bits > MAX_BITS[ndim]:
         raise ValueError(f"coords span 2**{bits} cells; a code has room for 2**{MAX_BITS[ndim]} in {ndim}-D: pass a larger cell")
     codes = _codes(count, ndim * bits, False)
-    _run(False, curve, bits, axes, least, codes, threads)
+    _run(False, curve, bits, axes, least, codes)
     if batch is not None:
         codes = _with_batch(codes, ndim * bits, point_arrays.integers("batch", batch))
     perm = empty(count)
@@ -177,23 +169,14 @@ def _codes(count: int, bits: int, is_tensor: bool) -> Any:
     return np.empty(count, np.uint32 if bits <= 32 else np.int64)
 
 
-def _run(decoding: bool, curve: str, bits: int, axes: list[Array], least: tuple[int, ...], code: Array, threads: int) -> int:
-    """Encode or decode, one thread for each range of points. Returns the first point out of range, else their number."""
-    ndim, count = len(axes), len(code)
-    table = state_table(curve, ndim, decoding)
-    arguments = instruction_set(), decoding, table.transitions, table.start_states[-bits % 4], table.is_oriented, bits
-    threads = max(1, min(integer("threads", threads, at_least=1), count // PER_THREAD))
-
-    def convert_range(i: int) -> int:
-        start, stop = count * i // threads, count * (i + 1) // threads
-        addresses = [point_arrays.column_address(axis[start:stop], bits, low) for axis, low in zip(axes, least, strict=True)]
-        done = _points.convert(*arguments, stop - start, addresses, point_arrays.column_address(code[start:stop], ndim * bits))
-        return start + done if done < stop - start else count
-
-    if threads == 1:
-        return convert_range(0)
-    with ThreadPoolExecutor(threads) as pool:
-        return min(pool.map(convert_range, range(threads)))
+def _run(decoding: bool, curve: str, bits: int, axes: list[Array], least: tuple[int, ...], code: Array) -> int:
+    """Encode or decode. Returns the first point out of range, else their number."""
+    ndim, table = len(axes), state_table(curve, len(axes), decoding)
+    addresses = [point_arrays.column_address(axis, bits, low) for axis, low in zip(axes, least, strict=True)]
+    machine = table.transitions, table.start_states[-bits % 4], table.is_oriented, bits
+    return _points.convert(
+        instruction_set(), decoding, *machine, len(code), addresses, point_arrays.column_address(code, ndim * bits)
+    )
 
 
 def _cells(axis: Array, cell: int | float) -> Array:

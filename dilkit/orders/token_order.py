@@ -41,7 +41,6 @@ def order(
     tile: Sequence[int] | None = None,
     extra_tokens: int = 0,
     is_generation_order: bool = False,
-    threads: int = 1,
 ) -> TokenOrder:
     """Order the cells of a grid `(n,)`, `(rows, columns)` or `(depth, rows, columns)`, of any size, as `curve` visits them.
 
@@ -58,8 +57,8 @@ def order(
       one of about 64 cells (`TokenOrder.tile`).
 
     The only order of a grid with one axis is the identity. `extra_tokens` tokens, such as a class token, stay in front.
-    `is_generation_order` says that tokens are generated in this order; causal attention along an order requires it. `threads`
-    may help Hilbert curves above 4 million cells or so. An order is made once and then kept in the cache of `dilkit.plan`.
+    `is_generation_order` says that tokens are generated in this order; causal attention along an order requires it. An
+    order is made once and then kept in the cache of `dilkit.plan`.
 
     Raises TypeError or ValueError naming the argument, and MemoryError if there is no memory for the table.
 
@@ -76,26 +75,26 @@ def order(
     """
     sides = sizes("shape", shape)
     boolean("is_generation_order", is_generation_order)
-    extra_tokens, threads = integer("extra_tokens", extra_tokens, 0), integer("threads", threads, 1)
+    extra_tokens = integer("extra_tokens", extra_tokens, 0)
     check_curve(curve)
     block = None if tile is None else sizes("tile", tile)
     if curve == "tile" and block is None:
         check_grid(sides, extra_tokens)
         block = chosen_tile(sides)
-    return _grid_order(GridSpec(sides, curve, block, extra_tokens, is_generation_order), threads)
+    return _grid_order(GridSpec(sides, curve, block, extra_tokens, is_generation_order))
 
 
-def _grid_order(spec: GridSpec, threads: int = 1) -> TokenOrder:
+def _grid_order(spec: GridSpec) -> TokenOrder:
     """Return the order of a grid, from the cache or made now. Raises for a `spec` that does not fit; then nothing is cached."""
-    return cached(("order", spec), partial(_make_grid_order, spec, threads))
+    return cached(("order", spec), partial(_make_grid_order, spec))
 
 
-def _make_grid_order(spec: GridSpec, threads: int) -> TokenOrder:
+def _make_grid_order(spec: GridSpec) -> TokenOrder:
     shape, curve, tile, extra_tokens, is_generation_order, is_transposed = spec
     check_grid(shape, extra_tokens)
     if tile is not None:
         check_tile(tile, shape, curve)
-    perm = curve_permutation(shape, curve, tile, extra_tokens, threads, is_transposed)
+    perm = curve_permutation(shape, curve, tile, extra_tokens, is_transposed)
     return TokenOrder(shape, curve, perm, tile, extra_tokens, is_generation_order, is_transposed, spec, checked=True)
 
 
@@ -290,7 +289,6 @@ class TokenOrder:
 
 
 def check_order(order: Any) -> None:
-    """Raise TypeError unless `order` is a `TokenOrder`."""
     check_type("order", order, TokenOrder, "a TokenOrder is needed, such as dilkit.order((64, 64))")
 
 

@@ -78,17 +78,6 @@ def test_every_schedule_and_dtype(backend: str, schedule: str, dtype: str, world
     assert_counted(found, make_tensors(case))
 
 
-CUTS = dict(even=even_cuts, uneven=uneven_cuts, at_segments=lambda seq, ranks: shard_cuts(seq, ranks, PATTERN))
-
-
-@pytest.mark.parametrize(("world_size", "schedule", "cuts"), diagonal((1, 2, 3, 4, 5, 6, 7, 8, 16), SCHEDULES, CUTS))
-def test_every_world_size(world_size: int, schedule: str, cuts: str) -> None:
-    case = replace(CASE, is_causal=True)
-    found = of_case(case, CUTS[cuts](case.seq, world_size), schedule=schedule)
-    assert_right(case, found)
-    assert_counted(found, make_tensors(case))
-
-
 @pytest.mark.smoke
 @pytest.mark.parametrize("seq", all_but([8, 9, 23, 25, 96, 98], [7, 8, 9, 23, 24, 25, 96, 97, 98]))
 def test_odd_lengths_and_segments_that_end_beside_a_shard(seq: int) -> None:

@@ -266,52 +266,6 @@ def _busiest(plan: ExchangePlan) -> int:
     )
 
 
-def test_bytes_of_the_example_are_those_of_the_formula() -> None:
-    """One branch, 4 ranks a segment, 512 rows a head and rank: three quarters travel."""
-    plan = exchange_plan(LONG, even_cuts(2**20, 8), 8)
-    rows = 512 * 8 * 3 // 4
-    assert set(plan.all_bytes("forward", head_dim=64, dtype="bfloat16")) == {rows * (4 * 64 * 2 + 4)}
-    assert set(plan.all_bytes("backward", head_dim=64, dtype="bfloat16")) == {rows * (5 * 64 * 2 + 4)}
-
-
-def test_grouped_heads_turn_the_choice_to_gather() -> None:
-    """Scatter moves 2 Q + 2 K/V, gather (g - 1) K/V: less for 2 ranks with 8 query heads to a key head."""
-    pattern = Pattern([64], [1])
-    assert exchange_plan(pattern, (0, 32, 64), 16, 2).routes[0].kind == "gather"
-    assert exchange_plan(pattern, (0, 32, 64), 16, 16).routes[0].kind == "scatter"
-
-
-def test_a_plan_for_many_ranks_is_made_of_counts_alone() -> None:
-    pattern = Pattern([2**12 * 4**i for i in range(9)], [4**i for i in range(9)])
-    plan = exchange_plan(pattern, even_cuts(10**9, 128), 32)
-    assert plan.all_bytes("forward", head_dim=128, dtype="bfloat16").max() < 2**34
-    assert sum(map(plan.work, range(128))) * 4 == pattern.flops(10**9, 32, 1)
-
-
-@pytest.mark.parametrize("cuts", [(), (0,), (0, 0), (1, 4), (0, 5, 3), (0, 4, 4, 8), (0, 0, 2, 2, 3)])
-def test_cuts_that_are_none_are_refused(cuts: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"cuts=.* must start at 0 and grow"):
-        exchange_plan(Pattern([4], [1]), cuts, 1)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "text"),
-    [
-        (dict(schedule="gather", fuse_branches=False), ValueError, r"schedule='gather' sums up .* use schedule='scatter'"),
-        (dict(fuse_branches="no"), TypeError, r"fuse_branches='no' is a str"),
-        (dict(kv_heads=0), ValueError, r"kv_heads=0 must"),
-        (dict(heads=2.5), TypeError, r"heads=2.5 is a float"),
-        (dict(pattern=Pattern([2, 8], [1, 2], overlap="once"), schedule="ring"), ValueError, r"use schedule='scatter'"),
-        (dict(pattern=Pattern.of(SlidingWindow(4)), schedule="ring"), ValueError, r"for branches with segments .*use 'auto'"),
-        (dict(pattern=Pattern([4], [1], heads=[(0, 6)])), ValueError, r"reaches past the 4 heads"),
-    ],
-)
-def test_errors_name_the_argument_and_the_way_out(options: dict[str, Any], error: type[Exception], text: str) -> None:
-    arguments = {**dict(pattern=Pattern([4, 8], [1, 2]), cuts=(0, 4, 8), heads=4), **options}
-    with pytest.raises(error, match=text):
-        exchange_plan(**arguments)
-
-
 def test_plans_are_kept_as_long_as_their_counts_fit_into_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """The charge of a plan follows its counts, which grow with the ranks."""
     few, many = (exchange_plan(Pattern([4096], [1]), shard_cuts(4096, ranks), 32, schedule="gather") for ranks in (4, 512))
@@ -329,14 +283,6 @@ def test_plans_are_kept_as_long_as_their_counts_fit_into_the_cache(monkeypatch: 
     assert info.bytes <= info.limit
     assert 0 < info.entries < 20
     cache_clear()
-
-
-@pytest.mark.parametrize(("overlap", "kinds"), [("count", {"local", "scatter"}), ("once", {"scatter"})])
-def test_nothing_is_moved_where_segments_are_within_ranks(overlap: str, kinds: set[str]) -> None:
-    pattern = Pattern([2, 4], [1, 2], overlap=overlap)
-    assert not exchange_plan(pattern, (0, 4, 12), 2).all_bytes("backward", head_dim=8, dtype="float32").any()
-    assert {route.kind for route in exchange_plan(pattern, (0, 4, 12), 2).routes} == {"local"}
-    assert {route.kind for route in exchange_plan(pattern, (0, 2, 12), 2).routes} == kinds
 
 
 def test_a_small_shard_does_not_compute_as_much_as_a_large_one() -> None:

@@ -35,8 +35,8 @@ from dilkit.comm import (
     unshard,
 )
 from dilkit.comm.agreement import agree_on
-from dilkit.comm.transports import staging
-from dilkit.comm.transports.mpi import library, requests
+from dilkit.comm.transports import base
+from dilkit.comm.transports.mpi import requests
 from dilkit.comm.transports.mpi.requests import poll
 
 pytestmark = pytest.mark.surroundings
@@ -210,7 +210,7 @@ def test_a_device_mesh_is_a_group_and_errors_name_its_dimension(one_process: Non
 
 def test_without_mpi4py_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", None)
-    library.mpi.cache_clear()
+    requests.mpi.cache_clear()
     with pytest.raises(ImportError, match=r"pip install 'dilkit\[mpi\]'"):
         MPIComm()
 
@@ -226,8 +226,8 @@ def test_without_mpi4py_the_error_says_what_to_install(monkeypatch: pytest.Monke
     ids=["not-found", "silent", "no", "yes"],
 )
 def test_mpi_is_cuda_aware_if_the_library_says_so(loaded: object, aware: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "loaded_library", lambda: loaded)
-    assert library.cuda_aware.__wrapped__() is aware
+    monkeypatch.setattr(requests, "loaded_library", lambda: loaded)
+    assert requests.cuda_aware.__wrapped__() is aware
     monkeypatch.setattr("dilkit.comm.transports.mpi.comm.cuda_aware", lambda: aware)
     reads = [MPIComm._reads(object.__new__(MPIComm), torch.device(name)) for name in ("cpu", "cuda:1", "meta")]
     assert reads == [True, aware, False]
@@ -235,11 +235,11 @@ def test_mpi_is_cuda_aware_if_the_library_says_so(loaded: object, aware: bool, m
 
 def test_staged_bytes_are_copies() -> None:
     part = torch.arange(5, dtype=torch.uint8)
-    ((peer, copy),) = staging.host_copies([(3, part)], part.device)
+    ((peer, copy),) = base.host_copies([(3, part)], part.device)
     assert peer == 3
     assert torch.equal(copy, part)
     assert copy.data_ptr() != part.data_ptr()
-    finish = staging.staged(lambda send, recv: lambda: recv[0][1].fill_(7), [], [(3, part)], part.device)
+    finish = base.staged(lambda send, recv: lambda: recv[0][1].fill_(7), [], [(3, part)], part.device)
     finish()
     assert part.tolist() == [7] * 5
 
@@ -249,17 +249,17 @@ def test_staged_bytes_are_copies() -> None:
 def test_the_mpi_library_is_found_wherever_it_lies(folder: str, name: str) -> None:
     line = "7f31c2a00000-7f31c2a2f000 r-xp 0002f000 fe:00 2105417                    "
     maps = f"{line}{folder}/libmpi4py.so\n{line}{folder}/{name}\n{line}[stack]\n"
-    assert library.library_in(maps) == f"{folder}/{name}"
-    assert library.library_in(f"{line}[heap]\n") is None
+    assert requests.library_in(maps) == f"{folder}/{name}"
+    assert requests.library_in(f"{line}[heap]\n") is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="staging through pinned memory needs a CUDA device")
 def test_bytes_of_a_gpu_are_staged_through_pinned_memory() -> None:
     part = torch.arange(5, dtype=torch.uint8, device="cuda")
-    ((_, copy),) = staging.host_copies([(0, part)], part.device)
+    ((_, copy),) = base.host_copies([(0, part)], part.device)
     assert copy.is_pinned()
     assert copy.tolist() == [0, 1, 2, 3, 4]
-    staging.staged(lambda send, recv: lambda: recv[0][1].copy_(copy + 1), [], [(0, part)], part.device)()
+    base.staged(lambda send, recv: lambda: recv[0][1].copy_(copy + 1), [], [(0, part)], part.device)()
     assert part.tolist() == [1, 2, 3, 4, 5]
 
 

@@ -2,8 +2,7 @@
 
     python tests/sanitize/orders.py [--if-possible] [options of pytest]
 
-The tests of extension `dilkit.orders._name` are tests/core/orders/test_name.py; extensions without C files are left out. Before,
-curves.c writes the orders that threads share under ThreadSanitizer.
+The tests of extension `dilkit.orders._name` are tests/core/orders/test_name.py; extensions without C files are left out.
 """
 
 from __future__ import annotations
@@ -18,9 +17,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from sanitize.extensions import MISSING, build, environment, links
-from sanitize.problems import ROOT, WARNINGS
-
-THREADS = "-fsanitize=thread"
 
 
 def main() -> int:
@@ -28,26 +24,15 @@ def main() -> int:
     parser.add_argument("--if-possible", action="store_true", help="a compiler without the sanitizers is no failure")
     args, options = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
-        if not (links(Path(folder)) and links(Path(folder), THREADS)):
+        if not links(Path(folder)):
             print(f"orders: not run: {MISSING}", flush=True)
             return 0 if args.if_possible else 2
-        if code := run_curves(Path(folder, "curves")):
-            return code
         copy = Path(folder, "copy")
         orders = [e for e in build(copy) if e.name.startswith("dilkit.orders.") and e.sources[1:]]
         tests = [f"tests/core/orders/test_{e.name.rpartition('._')[2]}.py" for e in orders]
         print(f"orders: {', '.join(tests)}", flush=True)
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--capture=sys", *tests, *options]
         return subprocess.run(command, cwd=copy, env={**os.environ, **environment(copy)}, check=False).returncode
-
-
-def run_curves(program: Path) -> int:
-    without_clones = "-Dtarget_clones(...)=unused"  # they are chosen before ThreadSanitizer has begun, and then crash
-    flags = ["-std=gnu11", *WARNINGS, "-O2", "-g", THREADS, "-pthread", without_clones]
-    folder = ROOT / "dilkit/orders/c/curves"
-    sources = [ROOT / "tests/sanitize/curves.c", *folder.glob("*.c")]
-    subprocess.run(["gcc", *flags, f"-I{folder}", *sources, "-o", program, "-lm"], check=True)
-    return subprocess.run([program], check=False).returncode
 
 
 if __name__ == "__main__":

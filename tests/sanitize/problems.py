@@ -23,10 +23,12 @@ import numpy as np
 import torch
 
 from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Neighborhood, Pattern, SlidingWindow, Strided
-from dilkit.backends.native.backend import encode_problem, given_tables
+from dilkit.backends.native.backend import encode_problem
+from dilkit.backends.native.given import given_tables
 from dilkit.bias.base import Bias
 from dilkit.bias.form import LoweredBias
 from dilkit.bias.tables import RelativeTable
+from dilkit.inputs import Inputs
 from dilkit.op.scores import Scores, packed_scores, scores_of
 from dilkit.oracle import oracle_attention, oracle_attention_varlen
 from dilkit.problem import DTYPES
@@ -51,6 +53,10 @@ GRIDS = Pattern.of(
     Neighborhood((12, 42), (5, 25), (3, 2), border="cut"),
     SlidingWindow(9),
 )
+SHARED = Pattern.of(
+    Neighborhood((12, 42), (6, 10), (1, 2), stride=(4, 3), causal=(True, False)),
+    Neighborhood((12, 42), (8, 6), causal=(False, True)),
+)
 ONCE = Pattern.of(*MIXED.branches, BlockSparse.bigbird(24, 21), *GRIDS.branches[:3], overlap="once")
 CLASSES = Pattern.of(Strided(9), SlidingWindow(300, 6), SlidingWindow(40, 3, heads=(0, 1)))
 LONG = (
@@ -66,6 +72,7 @@ LONG = (
     Case(feature="long", variant="grids", pattern=GRIDS, seq=504, heads=2, kv_heads=1, head_dim=17, mask="random"),
     Case(feature="long", variant="every kind once", pattern=ONCE, seq=504, heads=2, head_dim=8),
     Case(feature="long", variant="classes", pattern=CLASSES, seq=504, heads=2, kv_heads=1, head_dim=24, batch=2, mask="random"),
+    Case(feature="long", variant="shared", pattern=SHARED, seq=504, heads=2, kv_heads=1, head_dim=24),
     Case(feature="long", variant="line", pattern=Pattern.natten((501,), 91, 2), seq=501, heads=1, head_dim=24),
     Case(feature="long", variant="scattered", pattern=SCATTERED, seq=501, heads=2, head_dim=16),
     Case(feature="long", variant="alibi", pattern=MIXED, seq=501, heads=2, kv_heads=1, head_dim=8, bias="alibi", softcap=3.0),
@@ -141,8 +148,7 @@ def write(case: Case, file: BinaryIO) -> None:
         bias = bias.with_weights(leaves[3])
     qkv = leaves[:3]
     options = dict(is_causal=case.is_causal, scale=case.scale, bias=bias, softcap=case.softcap or None)
-    if tensors.block_layout is not None:
-        options["block_layout"] = tensors.block_layout
+    options |= tensors.given
     if case.lengths:
         out, lse = oracle_attention_varlen(*qkv, case.pattern, case.lengths, **options)
     else:
@@ -152,16 +158,23 @@ def write(case: Case, file: BinaryIO) -> None:
 
 
 def write_given(branch: int, case: Case, tensors: Tensors, file: BinaryIO) -> None:
-    """Append the tables of the block layout of a call; `branch` is -1 where there is none."""
-    layout, given = tensors.block_layout, case.pattern.given_blocks
-    if layout is None or given is None:
+    """Append the tables of what a call gives, those of queries and of keys in turn; `branch` is -1 where there are none."""
+    if not tensors.given:
         file.write(np.array([-1, 0, 0, 0, 0], np.int64).tobytes())
         return
-    tables = given_tables(layout, given.unit)
-    sizes = tables.batches, tables.heads, len(tables.rows_end), len(tables.columns)
-    file.write(np.array([branch, *sizes], np.int64).tobytes())
-    for array in tables[:4]:
-        file.write(array.tobytes())
+    inputs = Inputs(*tensors.qkv, **tensors.given)
+    sides = [given_tables(inputs, case.problem(), by_key) for by_key in (False, True)]
+    parts = []
+    for number in range(len(sides[0].table) - 1):
+        side = sides[number % 2]
+        first, last = side.table[number : number + 2]
+        runs = side.first_columns[first : last + 1]
+        parts.append((side.rows_end[first:last], np.diff(runs), side.columns[runs[0] : runs[-1]]))
+    ends, counts, columns = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    table = np.cumsum([0, *(len(part[0]) for part in parts)])
+    file.write(np.array([branch, sides[0].batches, sides[0].heads, len(ends), len(columns)], np.int64).tobytes())
+    for array in (table, ends, np.cumsum([0, *counts]), columns):
+        file.write(array.astype(np.int64).tobytes())
 
 
 def bias_of(case: Case, tensors: Tensors) -> tuple[Bias | None, LoweredBias | None]:

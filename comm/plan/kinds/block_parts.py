@@ -28,7 +28,6 @@ class Parts(NamedTuple):
 
     @property
     def rows(self) -> IntArray:
-        """Rows of each part."""
         return np.diff(self.edges)
 
     def of_blocks(self, blocks: IntArray) -> IntArray:
@@ -36,7 +35,6 @@ class Parts(NamedTuple):
         return np.searchsorted(self.block, blocks)
 
     def of_ranks(self, ranks: IntArray) -> IntArray:
-        """Return the first part of each of these ranks."""
         return np.searchsorted(self.rank, ranks)
 
 
@@ -59,11 +57,9 @@ class SeenRuns(NamedTuple):
     stop: IntArray
 
     def where(self, chosen: Bools | IntArray | slice) -> SeenRuns:
-        """Return some of the lines."""
         return SeenRuns(*(x[chosen] for x in self))
 
     def key_rows(self, parts: Parts) -> IntArray:
-        """Return how many rows of keys each line has."""
         return run_rows((self.unit, self.start, self.stop), parts)
 
 
@@ -121,7 +117,6 @@ PartRuns = tuple[IntArray, IntArray, IntArray]
 
 
 def run_rows(runs: PartRuns, parts: Parts) -> IntArray:
-    """Return the rows of each run."""
     rows: IntArray = parts.edges[runs[2]] - parts.edges[runs[1]]
     return rows
 

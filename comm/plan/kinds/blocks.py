@@ -80,12 +80,10 @@ class BlockExchange(BranchExchange):
 
     @cached_property
     def parts(self) -> Parts:
-        """The parts of blocks on all ranks."""
         return parts_of(self.cuts, self.block_size)
 
     @property
     def block_size(self) -> int:
-        """Tokens of a block."""
         return self.forms[0].block
 
     def local(self, rank: int) -> LocalBranch | None:

@@ -45,7 +45,6 @@ class TokenExchange(BranchExchange):
 
     @property
     def see_all(self) -> bool:
-        """True if the tokens see all others, too."""
         return len(self.tokens.rows) > 0
 
     def local(self, rank: int) -> LocalBranch | None:

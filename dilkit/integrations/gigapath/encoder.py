@@ -170,7 +170,6 @@ class SlideEncoder(nn.Module):
         return F.dropout(x, self.config.dropout, self.training)
 
     def layers(self) -> list[EncoderLayer]:
-        """Return the encoder layers."""
         return list(cast("Iterable[EncoderLayer]", self.encoder["layers"]))
 
     def _through(self, layer: EncoderLayer, x: Tensor, lengths: list[int]) -> tuple[Tensor, list[int]]:

@@ -13,10 +13,17 @@ import torch
 from torch import Tensor
 
 from dilkit.checks import check_type, integer, one_of, shown
-from dilkit.integrations.gigapath.checkpoint import UNTRAINED, is_pooling_open, load_weights, read_checkpoint, settled
+from dilkit.integrations.gigapath.checkpoint import (
+    HUB,
+    UNTRAINED,
+    is_pooling_open,
+    load_weights,
+    local_file,
+    read_checkpoint,
+    settled,
+)
 from dilkit.integrations.gigapath.config import ARCHITECTURES, SIZES, SlideEncoderConfig, check_share, segment_lengths_of
 from dilkit.integrations.gigapath.encoder import SlideEncoder
-from dilkit.integrations.gigapath.hub import HUB, local_file
 
 FIELDS = {
     "slide_ngrids": "ngrids",

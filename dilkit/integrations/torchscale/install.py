@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache, wraps
 from importlib import metadata
 from types import ModuleType
@@ -45,12 +44,12 @@ class Installation(Handle):
     <dilkit for torchscale: tail='zeros', mask='ignore', backend=None, not installed>
     """
 
-    def __init__(self, options: Choices) -> None:
-        self.options = options
+    def __init__(self, tail: str, mask: str, backend: str | Sequence[str] | None) -> None:
+        self.tail, self.mask, self.backend = tail, mask, backend
+        self.masks, self.warned = MaskMemory(), set[tuple[int, int]]()
 
     def __repr__(self) -> str:
-        options = self.options
-        return f"<dilkit for torchscale: tail={options.tail!r}, mask={options.mask!r}, backend={options.backend!r}, {self.state}>"
+        return f"<dilkit for torchscale: tail={self.tail!r}, mask={self.mask!r}, backend={self.backend!r}, {self.state}>"
 
 
 def install(*, tail: str = "zeros", mask: str = "apply", backend: str | Sequence[str] | None = None) -> Installation:
@@ -79,7 +78,7 @@ def install(*, tail: str = "zeros", mask: str = "apply", backend: str | Sequence
     one_of("mask", mask, ("apply", "ignore"))
     if backend is not None:
         names_of(backend)  # raises for what are no names
-    handle = Installation(Choices(tail, mask, backend))
+    handle = Installation(tail, mask, backend)
     handle.patches.add(handle)
     return handle
 
@@ -100,7 +99,7 @@ def _patch(module: ModuleType) -> None:
         check_procedure(kind, type(self))
         if untested:
             _check_proven(kind, untested)
-        return attend(cast(Installation, handles[0]).options, package, self, *args, **kwargs)
+        return attend(cast(Installation, handles[0]), package, self, *args, **kwargs)
 
     _originals[kind] = original
     kind.forward = forward  # type: ignore[attr-defined]
@@ -174,15 +173,6 @@ def _look(mask: Tensor) -> bool:
     return hides
 
 
-@dataclass(frozen=True)
-class Choices:
-    tail: str
-    mask: str
-    backend: str | Sequence[str] | None
-    masks: MaskMemory = field(default_factory=MaskMemory, compare=False)
-    warned: set[tuple[int, int]] = field(default_factory=set, compare=False)
-
-
 def pattern_of(module: Any, tail: str) -> Pattern:
     """Return the pattern of torchscale's module: its lengths and ratios in pairs; what has no partner is left out."""
     for name in ("segment_length", "dilated_ratio"):
@@ -217,7 +207,7 @@ def _name_of_pattern(pairs: tuple[tuple[int, int], ...], tail: str) -> str:
 
 
 def attend(
-    options: Choices,
+    options: Installation,
     package: str,
     module: Any,
     query: Tensor,
@@ -293,7 +283,7 @@ def _rotated(module: Any, x: Tensor, offset: int, downscale: bool) -> Tensor:
 
 
 def _attention(
-    options: Choices,
+    options: Installation,
     pattern: Pattern,
     rows: tuple[Tensor, Tensor, Tensor],
     mask: Tensor | None,
@@ -326,7 +316,7 @@ def _transport(group: Any) -> Any:
     return over_ranks().transport(group)
 
 
-def _warn_of_difference(options: Choices, pattern: Pattern, seq: int) -> None:
+def _warn_of_difference(options: Installation, pattern: Pattern, seq: int) -> None:
     for branch in pattern.segments:
         w, r = sizes = branch.segment_length, branch.dilation_rate
         if w % r and seq > w and sizes not in options.warned:

@@ -31,8 +31,8 @@ def written(engine, count: int, *arguments, dtype=np.int32, start: int = 0) -> n
     return out
 
 
-def hilbert(ndim: int, bits: int, threads: int = 1, **options) -> np.ndarray:
-    return written(_curves.hilbert, 1 << ndim * bits, ndim, bits, threads, **options)
+def hilbert(ndim: int, bits: int, **options) -> np.ndarray:
+    return written(_curves.hilbert, 1 << ndim * bits, ndim, bits, **options)
 
 
 def morton(shape: tuple[int, ...], **options) -> np.ndarray:
@@ -44,7 +44,7 @@ def tiles(shape: tuple[int, ...], tile: tuple[int, ...], **options) -> np.ndarra
 
 
 def snake(shape: tuple[int, ...]) -> np.ndarray:
-    return curve_permutation(shape, "snake", None, 0, 1)
+    return curve_permutation(shape, "snake", None, 0)
 
 
 def inverse(perm: np.ndarray) -> np.ndarray:
@@ -54,11 +54,6 @@ def inverse(perm: np.ndarray) -> np.ndarray:
 @cache
 def oracle(ndim: int, bits: int) -> np.ndarray:
     return np.argsort(skilling(np.indices((1 << bits,) * ndim).reshape(ndim, -1).T, bits))
-
-
-@cache
-def by_one_thread(engine, *arguments) -> np.ndarray:
-    return engine(*arguments)
 
 
 def morton_by_sorting(shape: tuple[int, ...]) -> np.ndarray:
@@ -151,16 +146,6 @@ def test_the_inverse(dtype):
     assert len(inverse(perm[:0])) == 0
 
 
-@pytest.mark.parametrize("threads", [2, 3, 7, 1000])
-class TestThreads:
-    """Threads, and lines streamed past the caches as int64, begin at four million cells."""
-
-    def test_hilbert(self, threads):
-        for ndim, bits in ((2, 11), (3, 8)):
-            assert np.array_equal(hilbert(ndim, bits, threads), by_one_thread(hilbert, ndim, bits))
-
-
 @pytest.mark.parametrize("start", [0, 1, 4])
 def test_large_arrays_are_those_of_the_other_type(start):
-    """Arrays of int64 are streamed past the caches at half the number of cells."""
     assert np.array_equal(hilbert(2, 11, dtype=np.int64, start=start), hilbert(2, 11))

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings, strategies as st
 
 from dilkit import environment
 from dilkit.orders import _points
-from dilkit.orders.points import CURVES, MAX_BITS, PER_THREAD, decode, encode, instruction_set, sort_points
+from dilkit.orders.points import CURVES, MAX_BITS, decode, encode, instruction_set, sort_points
 
 COUNTS = (0, 1, 7, 63, 64, 65, 509, 512, 513, 1031)
 DTYPES = (np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.uint64, np.int64)
@@ -127,16 +127,6 @@ def test_bits_are_those_of_the_largest_coordinate():
     assert np.array_equal(encode(points), encode(points, 3))
     assert encode(np.zeros((4, 3), int)).tolist() == [0] * 4
     assert encode(np.zeros((0, 3), int)).shape == (0,)
-
-
-def test_threads_change_nothing(isa):
-    points = some_points(2, 12, 3 * PER_THREAD + 5)
-    codes = encode(points, 12)
-    assert np.array_equal(encode(points, 12, threads=3), codes)
-    assert np.array_equal(decode(codes, 2, 12, threads=3), points)
-    points[PER_THREAD * 2] = points[-1] = 4096
-    with pytest.raises(ValueError, match=rf"coords\[{PER_THREAD * 2}\]=\(4096, 4096\)"):
-        encode(points, 12, threads=3)
 
 
 @pytest.mark.parametrize(

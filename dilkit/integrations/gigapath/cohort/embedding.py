@@ -16,9 +16,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dilkit import files
 from dilkit.integrations.gigapath import attention_map
-from dilkit.integrations.gigapath.cohort.listing import ListedSlide, RefusedFile, refusal
+from dilkit.integrations.gigapath.cohort.listing import CohortJob, ListedSlide, RefusedFile, refusal
 from dilkit.integrations.gigapath.cohort.manifest import SlideRecord, record_of
-from dilkit.integrations.gigapath.cohort.settings import CohortJob
 from dilkit.integrations.gigapath.encoder import SlideEncoder
 from dilkit.integrations.gigapath.features import read_features
 

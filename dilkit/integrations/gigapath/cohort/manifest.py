@@ -17,8 +17,7 @@ import torch
 import dilkit
 from dilkit import files
 from dilkit.integrations.gigapath.checkpoint import load_tensors
-from dilkit.integrations.gigapath.cohort.listing import ListedSlide, RefusedFile
-from dilkit.integrations.gigapath.cohort.settings import ModelRecord
+from dilkit.integrations.gigapath.cohort.listing import ListedSlide, ModelRecord, RefusedFile
 
 NAME, PART = "manifest.json", "manifest-{rank}.json"
 FORMAT = 1

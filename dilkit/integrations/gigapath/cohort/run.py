@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dilkit.integrations.gigapath.cohort.embedding import check_matplotlib, embed_pack
-from dilkit.integrations.gigapath.cohort.listing import ListedSlide, RefusedFile, list_slides
+from dilkit.integrations.gigapath.cohort.listing import CohortJob, ListedSlide, RefusedFile, list_slides
 from dilkit.integrations.gigapath.cohort.manifest import Manifest, SlideRecord, read_manifest
-from dilkit.integrations.gigapath.cohort.settings import CohortJob
 from dilkit.integrations.gigapath.encoder import SlideEncoder
 
 Progress = Callable[[int], object]

@@ -12,9 +12,8 @@ from dilkit.lazy import lazy_names
 _NAMES = {
     "labels": "read_labels split_examples",
     "model": "look_through",
-    "record": "Finetuning",
+    "record": "Finetuning Settings",
     "run": "finetune",
-    "settings": "Settings",
 }
 
 __all__ = sorted(" ".join(_NAMES.values()).split())
@@ -22,8 +21,7 @@ __all__ = sorted(" ".join(_NAMES.values()).split())
 if TYPE_CHECKING:
     from dilkit.integrations.gigapath.finetuning.labels import read_labels as read_labels, split_examples as split_examples
     from dilkit.integrations.gigapath.finetuning.model import look_through as look_through
-    from dilkit.integrations.gigapath.finetuning.record import Finetuning as Finetuning
+    from dilkit.integrations.gigapath.finetuning.record import Finetuning as Finetuning, Settings as Settings
     from dilkit.integrations.gigapath.finetuning.run import finetune as finetune
-    from dilkit.integrations.gigapath.finetuning.settings import Settings as Settings
 
 __getattr__, __dir__ = lazy_names(__name__, _NAMES)

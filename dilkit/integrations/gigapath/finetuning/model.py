@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dilkit.checks import shown
-from dilkit.integrations.gigapath.checkpoint import Checkpoint, config_of, load_weights, settled
+from dilkit.integrations.gigapath.checkpoint import Checkpoint, config_of, load_tensors, load_weights, settled
 from dilkit.integrations.gigapath.config import SIZES, SlideEncoderConfig, known_as
 from dilkit.integrations.gigapath.encoder import SlideEncoder
 from dilkit.integrations.gigapath.features import features_in, read_features
@@ -71,8 +71,12 @@ def look_through(
         try:
             if one.slide not in by_name:
                 raise ValueError(f"{folder} holds no file of features for slide {shown(one.slide)}")
-            several.append(_file(by_name[one.slide], tile_size, tile_encoder))
-            _check_alike(several[0], several[-1])
+            several.append(other := _file(by_name[one.slide], tile_size, tile_encoder))
+            encoder, path = several[0].tile_encoder, several[0].path
+            if other.width != several[0].width:
+                raise ValueError(f"{other.path}: tiles have {other.width} features, but {several[0].width} in {path}")
+            if None not in (encoder, other.tile_encoder) and encoder != other.tile_encoder:
+                raise ValueError(f"{other.path}: features are of {other.tile_encoder!r}, but of {encoder!r} in {path}")
         except (ValueError, OSError) as error:
             complaints.append(f"line {one.line}: {error}")
         if progress:
@@ -100,13 +104,6 @@ def _file(path: Path, tile_size: int | None, tile_encoder: str | None) -> SlideF
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return SlideFile(path, tiles, size, width, features.tile_encoder)
-
-
-def _check_alike(first: SlideFile, other: SlideFile) -> None:
-    if other.width != first.width:
-        raise ValueError(f"{other.path}: tiles have {other.width} features, but {first.width} in {first.path}")
-    if None not in (first.tile_encoder, other.tile_encoder) and first.tile_encoder != other.tile_encoder:
-        raise ValueError(f"{other.path}: features are of {other.tile_encoder!r}, but of {first.tile_encoder!r} in {first.path}")
 
 
 class SlideModel(nn.Module):
@@ -163,6 +160,34 @@ def saved(model: SlideModel, **facts: Any) -> dict[str, Any]:
     content |= asdict(model.encoder.config) | facts
     del content["tile_size"]
     return content
+
+
+@dataclass(frozen=True)
+class SlideHead:
+    """The linear head of a file that `saved` describes. `classes`: their names; none of survival."""
+
+    weight: Tensor
+    bias: Tensor
+    classes: tuple[str, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of what `predict` returns: a probability of each class, or the risk, a logarithm of a relative hazard."""
+        return self.classes or ("risk",)
+
+    def predict(self, embedding: Tensor) -> list[float]:
+        """Return the numbers of `columns` for an embedding `(embed_dim,)`."""
+        scores = torch.nn.functional.linear(embedding.to(self.weight), self.weight, self.bias)
+        return (scores.softmax(0) if self.classes else scores).tolist()
+
+
+def load_head(path: Path) -> SlideHead:
+    """Read the head of a trained model. Raises OSError, or ValueError for a file without one."""
+    content = load_tensors(path, mapped=True)
+    head, classes = (content.get(name) if isinstance(content, dict) else None for name in ("head", "classes"))
+    if not isinstance(head, dict) or not {"weight", "bias"} <= set(head) or not isinstance(classes, list):
+        raise ValueError(f"checkpoint {path} has no head; a model.pt that `dilkit finetune-slide` wrote is needed")
+    return SlideHead(head["weight"], head["bias"], tuple(map(str, classes)))
 
 
 def first_encoder(

@@ -18,8 +18,7 @@ from dilkit.integrations.gigapath.encoder import SlideEncoder
 from dilkit.integrations.gigapath.finetuning.labels import SPLITS, Example, Labels, Splits, check_splits, split_examples
 from dilkit.integrations.gigapath.finetuning.metrics import auroc_interval, c_index_interval, margins, roc, torchmetrics_curves
 from dilkit.integrations.gigapath.finetuning.model import SlideFile, SlideModel, saved, seeded, slide_reader
-from dilkit.integrations.gigapath.finetuning.record import EncoderFacts, Finetuning, Judgement, Prediction
-from dilkit.integrations.gigapath.finetuning.settings import Settings
+from dilkit.integrations.gigapath.finetuning.record import EncoderFacts, Finetuning, Judgement, Prediction, Settings
 from dilkit.integrations.gigapath.finetuning.training import Objective, Training
 from dilkit.integrations.ranks import digest
 

@@ -17,8 +17,7 @@ from dilkit import files
 from dilkit.integrations.gigapath.checkpoint import load_tensors
 from dilkit.integrations.gigapath.finetuning.labels import Labels, Splits
 from dilkit.integrations.gigapath.finetuning.model import SlideModel, seeded
-from dilkit.integrations.gigapath.finetuning.record import Epoch
-from dilkit.integrations.gigapath.finetuning.settings import Settings
+from dilkit.integrations.gigapath.finetuning.record import Epoch, Settings
 
 MIXER = 1_000_003
 """Factor of a seed before a step or a slide is added, so that seeds do not meet."""

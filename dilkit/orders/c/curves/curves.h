@@ -8,15 +8,9 @@
 void curves_prepare(void);
 
 /* Hilbert's curve through a square or cube of sides 1 << bits: out[d] = row-major index of the d-th cell. */
-void curves_hilbert(void *out, int bytes, int ndim, int bits, int threads);
+void curves_hilbert(void *out, int bytes, int ndim, int bits);
 
 /* The generalised Hilbert curve through a box of any sides. */
-void curves_generalised_hilbert(void *out, int bytes, const int64_t shape[3], int threads);
-
-typedef void (*Work)(const void *task, int64_t first, int64_t last);
-
-/* Calls work(task, first, last) for ranges that together are [0, units), in up to `threads` threads, which end with the call.
- * Below a few million `cells` one thread does all. */
-void in_threads(Work work, const void *task, int64_t units, int64_t cells, int threads);
+void curves_generalised_hilbert(void *out, int bytes, const int64_t shape[3]);
 
 #endif

@@ -41,7 +41,7 @@ typedef struct {
 typedef struct {
     void *out;
     int bytes;
-    int64_t first, last, at;
+    int64_t at;
     int64_t stride[6];
     Written written[SLOTS];
 } Path;
@@ -65,14 +65,12 @@ static void copy_block(const Path *path, const Written *earlier, int64_t cell, i
 }
 
 static void write_line(const Path *path, const Block *block) {
-    int64_t step = path->stride[block->side[0].direction], left = path->last - path->at;
-    int64_t from = path->first > path->at ? path->first - path->at : 0;
-    int64_t to = block->side[0].length < left ? block->side[0].length : left;
+    int64_t step = path->stride[block->side[0].direction];
     if (path->bytes == 4)
-        for (int64_t i = from; i < to; i++)
+        for (int64_t i = 0; i < block->side[0].length; i++)
             ((int32_t *)path->out)[path->at + i] = (int32_t)(block->cell + i * step);
     else
-        for (int64_t i = from; i < to; i++)
+        for (int64_t i = 0; i < block->side[0].length; i++)
             ((int64_t *)path->out)[path->at + i] = block->cell + i * step;
 }
 
@@ -154,19 +152,15 @@ static inline uint64_t sides_of(const Block *block) {
     return sides;
 }
 
-/* Write a block, as far as it is in the range; a small block belongs to the range that it starts in. */
 static void write_block(Path *path, Block block) {
     Side *side = block.side;
     int64_t start = path->at, count = side[0].length * side[1].length * side[2].length;
     if (side[1].length < side[2].length)
         swap(&side[1], &side[2]);
-    if (count > COPIED_CELLS) {
-        if (start < path->last && start + count > path->first)
-            split_block(path, block);
-    } else if (start >= path->first && start < path->last) {
+    if (count > COPIED_CELLS)
+        split_block(path, block);
+    else {
         uint64_t sides = sides_of(&block);
-        if (start + count > path->last)
-            path->last = start + count; /* it is written as a whole, even where the range ends within it */
         Written *earlier = &path->written[sides * 0x9E3779B97F4A7C15u >> 32 & (SLOTS - 1)];
         if (earlier->block == sides)
             copy_block(path, earlier, block.cell, count);
@@ -193,28 +187,15 @@ static void write_box(Path *path, Block box) {
     write_part(path, &box, ENTRY(stretch, 0, 0), b, FORWARD(a, a.length - stretch), c);
 }
 
-typedef struct {
-    void *out;
-    int bytes;
-    const int64_t *shape;
-} Grid;
-
-/* Writes the cells [first, last) along the curve. */
-static void write_range(const void *task, int64_t first, int64_t last) {
-    const Grid *grid = task;
-    Path path = {.out = grid->out, .bytes = grid->bytes, .first = first, .last = last};
+void curves_generalised_hilbert(void *out, int bytes, const int64_t shape[3]) {
+    Path path = {.out = out, .bytes = bytes};
     Side side[3];
     int64_t stride = 1;
-    for (int axis = 2; axis >= 0; stride *= grid->shape[axis--]) {
+    for (int axis = 2; axis >= 0; stride *= shape[axis--]) {
         path.stride[2 * axis] = stride, path.stride[2 * axis + 1] = -stride;
-        side[axis] = (Side){2 * axis, grid->shape[axis]};
+        side[axis] = (Side){2 * axis, shape[axis]};
         for (int i = axis; i < 2 && side[i].length <= side[i + 1].length; i++)
             swap(&side[i], &side[i + 1]);
     }
     write_box(&path, (Block){{side[0], side[1], side[2]}, 0});
-}
-
-void curves_generalised_hilbert(void *out, int bytes, const int64_t shape[3], int threads) {
-    int64_t cells = shape[0] * shape[1] * shape[2];
-    in_threads(write_range, &(Grid){out, bytes, shape}, cells, cells, threads);
 }

@@ -2,9 +2,6 @@
  *
  *   coarsest block --inner[state]--> ... --> block of 16 x 16 or 8 x 8 x 8 cells --cell[state] + first cell--> out[d]
  *
- *   put_blocks --> shifted_32 / shifted_64 (write_loops.h) --> out            outputs that fit into the caches
- *                                                          --> stage --> out  larger ones, by non-temporal stores of cache lines
- *
  * In each quarter or octant of the grid, the curve of k bits is the curve of k - 1 bits with its axes permuted and some of them
  * reversed: its orientation. The states are the orientations that occur: 4 in two dimensions, 24 in three. HilbertTables hold,
  * for each state, the path of the curve through a block (`cell`), and the state in each of its cells if these are blocks
@@ -14,12 +11,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#ifdef __SSE2__
-#include <emmintrin.h>
-enum { STREAMS = 1 };
-#else
-enum { STREAMS = 0 };
-#endif
 
 /* The widest instructions are chosen at run time: a wheel is compiled for the oldest machine. */
 #if defined(__has_attribute)
@@ -31,8 +22,7 @@ enum { STREAMS = 0 };
 #define WIDEST
 #endif
 
-enum { STATES = 24, BATCH = 64, BLOCK_CELLS = 512 };
-enum { VECTOR = 32, LINE = 64, STAGED_BYTES = 8 * 1024, STREAMED_BYTES = 1 << 25 };
+enum { STATES = 24, BLOCK_CELLS = 512 };
 
 /* Axis a of the outer curve is axis `axis[a]` of the inner one, reversed if bit a of `flips` is set. */
 typedef struct {
@@ -123,136 +113,83 @@ static inline int64_t cell_index(const Grid *grid, int64_t cell) {
     return (cell >> 2 * grid->bits) * grid->plane + (cell >> grid->bits & mask) * grid->row + (cell & mask);
 }
 
-#define LANES(type) ((int)(VECTOR / sizeof(type)))
-#define INTEGER int32_t
-#define NAMED(name) name##_32
-#include "write_loops.h"
-#define INTEGER int64_t
-#define NAMED(name) name##_64
-#include "write_loops.h"
-
-/* A buffer for elements that are streamed afterwards: a streamed cache line is not read first, and evicts no other line. */
-typedef struct {
-    _Alignas(LINE) char bytes[LINE + STAGED_BYTES];
-} Stage;
-
-static void stream(char *to, const char *from, int64_t bytes) {
-#ifdef __SSE2__
-    int64_t head = (int64_t)(-(uintptr_t)to % LINE), tail;
-    if (head > bytes)
-        head = bytes;
-    tail = (bytes - head) % LINE;
-    memcpy(to, from, (size_t)head);
-    for (int64_t at = head; at < bytes - tail; at += LINE) {
-        __m128i line[4]; /* the whole line in one go: a line written in parts goes to memory several times */
-        for (int i = 0; i < 4; i++)
-            line[i] = _mm_load_si128((const __m128i *)(from + at) + i);
-        for (int i = 0; i < 4; i++)
-            _mm_stream_si128((__m128i *)(to + at) + i, line[i]);
+/* The loops for one integer type. Every index fits into the type of the output, so what makes up an index is narrowed.
+ *
+ *   cells:   out[i] = origin + row-major offset of cell[i]         shifted: out[i] = table[i] + by
+ */
+#define LOOPS(INTEGER, CELLS, SHIFTED)                                                                                       \
+    WIDEST static void CELLS(INTEGER *restrict out, const Grid *grid, const uint16_t *restrict cell, int64_t origin, int count) { \
+        const INTEGER first = (INTEGER)origin, plane = (INTEGER)grid->plane, row = (INTEGER)grid->row;                       \
+        const int bits = grid->bits, mask = (1 << bits) - 1;                                                                 \
+        for (int i = 0; i < count; i++)                                                                                      \
+            out[i] = first + (cell[i] >> 2 * bits) * plane + (cell[i] >> bits & mask) * row + (cell[i] & mask);              \
+    }                                                                                                                        \
+    WIDEST static void SHIFTED(INTEGER *restrict out, const INTEGER *restrict table, int64_t by, int count) {                \
+        for (int i = 0; i < count; i++)                                                                                      \
+            out[i] = table[i] + (INTEGER)by;                                                                                 \
     }
-    memcpy(to + bytes - tail, from + bytes - tail, (size_t)tail);
-#else
-    memcpy(to, from, (size_t)bytes);
-#endif
-}
+
+LOOPS(int32_t, cells_32, shifted_32)
+LOOPS(int64_t, cells_64, shifted_64)
 
 typedef struct {
     const HilbertTables *tables;
     Grid grid;
-    char *out, *table; /* the blocks in all states, as put_blocks needs them; NULL: too few blocks for it, or no memory */
+    char *out, *table; /* the next cells to write, and a block in each state; NULL: too few blocks for that, or no memory */
     int bytes;         /* of an element: 4 or 8 */
-    int stream;        /* larger than the caches: whole cache lines are written directly to memory */
-    int levels, start; /* levels of blocks, and the state of the coarsest one */
 } Curve;
 
-/* out[i] = origin + cell_index(cell[i]) */
-static void put_cells(const Curve *curve, char *out, const uint16_t *cell, int64_t origin, int64_t count) {
+static void put_cells(const Curve *curve, char *out, int state, int64_t origin, int count) {
+    const uint16_t *cell = curve->tables->cell[state];
     if (curve->bytes == 4)
         cells_32((void *)out, &curve->grid, cell, origin, count);
     else
         cells_64((void *)out, &curve->grid, cell, origin, count);
 }
 
-/* Blocks one after the other: to[i * cells + j] = table[i][j] + by[i] */
-static void put_blocks(const Curve *curve, char *to, const void *const *table, const int64_t *by, int64_t cells, int64_t blocks) {
-    Stage stage;
-    int64_t bytes = cells * curve->bytes, most = curve->stream ? STAGED_BYTES / bytes : blocks;
-    for (int64_t i = 0, some; i < blocks; i += some, to += some * bytes) {
-        some = blocks - i < most ? blocks - i : most;
-        char *where = curve->stream ? stage.bytes + (uintptr_t)to % LINE : to; /* of the same alignment in a cache line */
-        if (curve->bytes == 4)
-            shifted_32((void *)where, table + i, by + i, cells, some);
-        else
-            shifted_64((void *)where, table + i, by + i, cells, some);
-        if (curve->stream)
-            stream(to, where, some * bytes);
+static void put_block(const Curve *curve, int state, int64_t origin, int count) {
+    const char *from = curve->table + (int64_t)state * count * curve->bytes;
+    if (!curve->table)
+        put_cells(curve, curve->out, state, origin, count);
+    else if (curve->bytes == 4)
+        shifted_32((void *)curve->out, (const void *)from, origin, count);
+    else
+        shifted_64((void *)curve->out, (const void *)from, origin, count);
+}
+
+/* The first `count` blocks of a level, of blocks of the level below each, in a block of this state that begins at `origin`. */
+static void write_level(Curve *curve, int level, int state, int64_t origin, int count) {
+    const HilbertTables *tables = curve->tables;
+    const int cells = 1 << tables->ndim * tables->bits;
+    for (int i = 0; i < count; i++) {
+        int inner = tables->inner[state][i];
+        int64_t first = origin + (cell_index(&curve->grid, tables->cell[state][i]) << level * tables->bits);
+        if (level > 1)
+            write_level(curve, level - 1, inner, first, cells);
+        else {
+            put_block(curve, inner, first, cells);
+            curve->out += (int64_t)cells * curve->bytes;
+        }
     }
 }
 
 /* A grid whose bits are not a multiple of the bits of a block is the first corner of one whose bits are. */
-static Curve curve_of(void *out, int bytes, int ndim, int bits) {
-    Curve curve = {.tables = ndim == 2 ? &square : &cube, .out = out, .bytes = bytes};
-    int block_bits = curve.tables->bits;
-    curve.stream = STREAMS && (int64_t)1 << ndim * bits >= STREAMED_BYTES / bytes;
-    curve.grid = (Grid){block_bits, ndim == 3 ? (int64_t)1 << 2 * bits : 0, (int64_t)1 << bits};
-    curve.levels = bits > 0 ? (bits - 1) / block_bits + 1 : 1;
-    for (int bit = bits; bit < curve.levels * block_bits; bit++)
-        curve.start = curve.tables->before[curve.start];
-    return curve;
-}
-
-static inline int64_t cells_of(const HilbertTables *tables) { return (int64_t)1 << tables->ndim * tables->bits; }
-
-/* The state of the outer block (block of blocks) that a block is in, and the index of its first cell. */
-static int outer_block(const Curve *curve, int64_t block, int64_t *origin) {
-    const HilbertTables *tables = curve->tables;
-    int state = curve->start;
-    *origin = 0;
-    for (int level = curve->levels - 1; level > 1; level--) {
-        int64_t i = block >> (level - 1) * tables->ndim * tables->bits & (cells_of(tables) - 1);
-        *origin += cell_index(&curve->grid, tables->cell[state][i]) << level * tables->bits;
-        state = tables->inner[state][i];
-    }
-    return state;
-}
-
-/* Blocks [first, last) along the curve. */
-static void write_blocks(const void *task, int64_t first, int64_t last) {
-    const Curve *curve = task;
-    const HilbertTables *tables = curve->tables;
-    const void *table[BATCH];
-    int64_t by[BATCH], cells = cells_of(tables), origin;
-    for (int64_t block = first, stop; block < last; block = stop) {
-        int outer = outer_block(curve, block, &origin);
-        stop = (block / BATCH + 1) * BATCH < last ? (block / BATCH + 1) * BATCH : last;
-        for (int64_t i = block; i < stop; i++) {
-            int64_t inner = i & (cells - 1), state = tables->inner[outer][inner];
-            int64_t cell = cell_index(&curve->grid, tables->cell[outer][inner]);
-            by[i - block] = origin + (cell << tables->bits);
-            if (curve->table)
-                table[i - block] = curve->table + state * cells * curve->bytes;
-            else
-                put_cells(curve, curve->out + i * cells * curve->bytes, tables->cell[state], by[i - block], cells);
-        }
-        if (curve->table)
-            put_blocks(curve, curve->out + block * cells * curve->bytes, table, by, cells, stop - block);
-    }
-}
-
-void curves_hilbert(void *out, int bytes, int ndim, int bits, int threads) {
-    Curve curve = curve_of(out, bytes, ndim, bits);
-    const HilbertTables *tables = curve.tables;
-    int64_t count = (int64_t)1 << ndim * bits, cells = cells_of(tables);
-    if (curve.levels == 1) {
-        put_cells(&curve, out, tables->cell[curve.start], 0, count);
+void curves_hilbert(void *out, int bytes, int ndim, int bits) {
+    const HilbertTables *tables = ndim == 2 ? &square : &cube;
+    Curve curve = {tables, {tables->bits, ndim == 3 ? (int64_t)1 << 2 * bits : 0, (int64_t)1 << bits}, out, NULL, bytes};
+    const int top = bits > 0 ? (bits - 1) / tables->bits : 0, cells = 1 << ndim * tables->bits;
+    const int count = 1 << ndim * (bits - top * tables->bits); /* of the coarsest block, cells or blocks */
+    int start = 0;
+    for (int bit = bits; bit < (top + 1) * tables->bits; bit++)
+        start = tables->before[start];
+    if (!top) {
+        put_cells(&curve, out, start, 0, count);
         return;
     }
-    char *memory = count / cells > tables->states ? malloc((size_t)(tables->states * cells * bytes) + 2 * LINE) : NULL;
-    if (memory) { /* with the alignment of `out` in a cache line, so that aligned loads become aligned stores */
-        curve.table = memory + LINE - (uintptr_t)memory % LINE + (uintptr_t)out % LINE;
-        for (int s = 0; s < tables->states; s++)
-            put_cells(&curve, curve.table + s * cells * bytes, tables->cell[s], 0, cells);
-    }
-    in_threads(write_blocks, &curve, count / cells, count, threads);
-    free(memory);
+    if (top > 1 || count > tables->states)
+        curve.table = malloc((size_t)(tables->states * cells * bytes));
+    for (int s = 0; curve.table && s < tables->states; s++)
+        put_cells(&curve, curve.table + (int64_t)s * cells * bytes, s, 0, cells);
+    write_level(&curve, top, start, 0, count);
+    free(curve.table);
 }
