@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from dilkit.bias.base import Bias
+from dilkit.bias.base import Bias, PlacedBias
 from dilkit.bias.checks import check_reach, floating
+from dilkit.bias.evaluated import measured
 from dilkit.bias.form import METRICS, BiasForm, LoweredBias
 from dilkit.checks import integer, one_of
 
@@ -61,7 +63,7 @@ class Alibi(Bias):
 
 
 @dataclass(frozen=True, eq=False)
-class CoordinateAlibi(Bias):
+class CoordinateAlibi(PlacedBias):
     """A penalty by the distance of two tokens in space, as TITAN has it for the tiles of a slide (arXiv 2411.19666).
 
         bias(h, i, j) = -slopes[h] * |x_i - x_j|        euclidean: sqrt(sum d_k ** 2)    l1: sum |d_k|    max: max |d_k|
@@ -70,6 +72,8 @@ class CoordinateAlibi(Bias):
     - `coordinates`: floating-point `(batch, seq, 1 to 3)`, or `(seq, 1 to 3)` for all sequences; of packed sequences
       `(total, 1 to 3)`. They are refused if they require a gradient.
     - `metric`: "euclidean", "l1" or "max".
+    - `neutral`: bool, shaped as `coordinates` without their last dimension. Rows that are True, such as a class token, have no
+      place: their bias is 0 as queries and as keys, and their coordinates are not read. None: every row has a place.
 
     Coordinates are used in float32 (float64 beside float64). Beyond the whole numbers of that dtype, or of their own, they are
     refused: 256 in bfloat16, 2,048 in float16, 2**24 in float32. Raises TypeError or ValueError for what does not fit.
@@ -85,45 +89,44 @@ class CoordinateAlibi(Bias):
     slopes: Tensor
     coordinates: Tensor
     metric: str = "euclidean"
+    neutral: Tensor | None = None
     weights_name: ClassVar[str] = "slopes"
-    by_row: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         floating("slopes", self.slopes, (1,), "(heads,)")
-        floating("coordinates", self.coordinates, (2, 3), "(batch, seq, 1 to 3) or (seq, 1 to 3)")
         one_of("metric", self.metric, METRICS)
+        placed = self.coordinates
+        if self.neutral is not None and isinstance(placed, Tensor) and placed.layout is torch.strided:
+            self._check_neutral(self.neutral)
+            placed = placed.masked_fill(self.neutral[..., None], 0.0)
+        floating("coordinates", placed, (2, 3), "(batch, seq, 1 to 3) or (seq, 1 to 3)")
         if not 1 <= self.coordinates.shape[-1] <= 3:
             raise ValueError(f"coordinates has shape {tuple(self.coordinates.shape)}; 1 to 3 numbers a row are needed")
         if self.coordinates.requires_grad:
             raise ValueError("coordinates requires a gradient, which it does not have; pass coordinates.detach()")
-        check_reach("coordinates", self.coordinates, self.coordinates.dtype)
+        check_reach("coordinates", placed, self.coordinates.dtype)
 
-    def of_rows(self, rows: Tensor) -> CoordinateAlibi:
-        x = self.coordinates.squeeze(0) if self.coordinates.dim() == 3 else self.coordinates
-        return replace(self, coordinates=x[rows])
-
-    def of_sequence(self, number: int, length: int) -> CoordinateAlibi:
-        x = self.coordinates if self.coordinates.dim() == 3 else self.coordinates[None]
-        return replace(self, coordinates=x[number if len(x) > 1 else 0, :length])
+    def _check_neutral(self, rows: Any) -> None:
+        if not isinstance(rows, Tensor) or rows.dtype != torch.bool:
+            kind = rows.dtype if isinstance(rows, Tensor) else type(rows).__name__
+            raise TypeError(f"neutral is {kind}; a bool torch.Tensor is needed, True = a row without a place")
+        if rows.shape != self.coordinates.shape[:-1]:
+            needed = f"that of the rows of coordinates {tuple(self.coordinates.shape[:-1])} is needed"
+            raise ValueError(f"neutral has shape {tuple(rows.shape)}; {needed}")
+        if rows.device != self.coordinates.device:
+            raise ValueError(f"neutral is on {rows.device}, coordinates on {self.coordinates.device}; one device is needed")
 
     def matrix(self, queries: Tensor, keys: Tensor) -> Tensor:
         x = self.coordinates.to(torch.promote_types(self.slopes.dtype, self.coordinates.dtype))
-        apart = x[..., queries, :].unsqueeze(-2) - x[..., keys, :].unsqueeze(-3)
-        if self.metric == "euclidean":
-            distance = apart.square().sum(-1).sqrt()
-        else:
-            distance = apart.abs().sum(-1) if self.metric == "l1" else apart.abs().amax(-1)
+        distance = measured(x[..., queries, :].unsqueeze(-2) - x[..., keys, :].unsqueeze(-3), self.metric)
+        if self.neutral is not None:
+            distance = distance.masked_fill(self.neutral[..., queries, None] | self.neutral[..., None, keys], 0.0)
         return -self.slopes[:, None, None] * distance.unsqueeze(-3)
 
     def lowered(self, dtype: Any) -> LoweredBias:
-        x = self.coordinates if self.coordinates.dim() == 3 else self.coordinates[None]
+        x = self.coordinates if self.neutral is None else self.coordinates.masked_fill(self.neutral[..., None], 0.0)
         if x.dtype.itemsize > dtype.itemsize:
             check_reach("coordinates", x, dtype)
-        form = BiasForm(dims=x.shape[-1], metric=self.metric, placed=True)
-        return LoweredBias(form, self.slopes.to(dtype)[:, None], x.to(dtype))
-
-    def check_rows(self, batch: int, seq: int) -> None:
-        shape = self.coordinates.shape
-        if shape[-2] != seq or (len(shape) == 3 and shape[0] not in (1, batch)):
-            needed = f"({batch}, {seq}, 1 to 3) or ({seq}, 1 to 3) is needed"
-            raise ValueError(f"coordinates of the bias have shape {tuple(shape)}; {needed}")
+        x = x.to(dtype) if self.neutral is None else x.to(dtype).masked_fill(self.neutral[..., None], math.nan)
+        form = BiasForm(dims=x.shape[-1], metric=self.metric, placed=True, neutral=self.neutral is not None)
+        return LoweredBias(form, self.slopes.to(dtype)[:, None], x if x.dim() == 3 else x[None])

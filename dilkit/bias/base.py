@@ -57,3 +57,30 @@ class Bias(ABC):
 
     def check_rows(self, batch: int, seq: int) -> None:  # noqa: B027 (most fit every sequence)
         """Raise ValueError where this is no bias of `batch` sequences of `seq` rows."""
+
+
+class PlacedBias(Bias):
+    """The base of biases of `coordinates`: `(batch, seq, 1 to 3)`, `(seq, 1 to 3)`, or of packed sequences `(total, 1 to 3)`."""
+
+    by_row: ClassVar[bool] = True
+    coordinates: Tensor
+
+    @property
+    def _batched(self) -> dict[str, Tensor]:
+        """The fields with values for each row, of a batch, perhaps of one."""
+        fields = {name: getattr(self, name, None) for name in ("coordinates", "neutral")}
+        whole = self.coordinates.dim() == 3
+        return {name: x if whole else x[None] for name, x in fields.items() if x is not None}
+
+    def of_rows(self, rows: Tensor) -> PlacedBias:
+        return replace(self, **{name: x.squeeze(0)[rows] for name, x in self._batched.items()})  # type: ignore[type-var]
+
+    def of_sequence(self, number: int, length: int) -> PlacedBias:
+        parts = {name: x[number if len(x) > 1 else 0, :length] for name, x in self._batched.items()}
+        return replace(self, **parts)  # type: ignore[type-var]
+
+    def check_rows(self, batch: int, seq: int) -> None:
+        shape = self.coordinates.shape
+        if shape[-2] != seq or (len(shape) == 3 and shape[0] not in (1, batch)):
+            needed = f"({batch}, {seq}, 1 to 3) or ({seq}, 1 to 3) is needed"
+            raise ValueError(f"coordinates of the bias have shape {tuple(shape)}; {needed}")

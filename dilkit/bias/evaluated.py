@@ -39,6 +39,11 @@ def _measure(bias: LoweredBias, queries: Tensor, keys: Tensor) -> Tensor:
         for k, size in enumerate(form.sizes):
             entries = entries * size + apart[..., k].long().clamp(-(size // 2), size // 2) + size // 2
         return entries
-    if form.metric == "euclidean":
+    return measured(apart, form.metric).nan_to_num(nan=0.0) if form.neutral else measured(apart, form.metric)
+
+
+def measured(apart: Tensor, metric: str) -> Tensor:
+    """Compute the lengths of differences `(..., dims)` in a metric."""
+    if metric == "euclidean":
         return apart.square().sum(-1).sqrt()
-    return apart.abs().sum(-1) if form.metric == "l1" else apart.abs().amax(-1)
+    return apart.abs().sum(-1) if metric == "l1" else apart.abs().amax(-1)

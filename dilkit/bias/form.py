@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 METRICS = ("euclidean", "l1", "max")
 
-ALIBI, COORDINATES, TABLE, GRID_TABLE, APART = BIASES = "alibi", "coordinates", "table", "grid table", "apart"
-"""The biases that a backend may take: distances and tables along the sequence and by coordinates, and `BiasForm.apart`."""
+ALIBI, COORDINATES, TABLE, GRID_TABLE, APART, NEUTRAL = BIASES = "alibi", "coordinates", "table", "grid table", "apart", "neutral"
+"""Biases that a backend may take: distances and tables along the sequence and by coordinates; `apart`, `neutral` of forms."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class BiasForm:
 
     `dims`: numbers of a position. `sizes`: of a table, the differences of each dimension, odd; else empty. `metric`: of
     distances, one of `METRICS`. `placed`: positions are a tensor, else the numbers of rows in their sequence. `learned`: a
-    backward pass returns the gradient of the weights. `apart`: a row has one position as a query and one as a key. Raises
-    ValueError for what is no such form.
+    backward pass returns the gradient of the weights. `apart`: a row has one position as a query and one as a key. `neutral`:
+    positions of distances may be NaN, of rows that have distance 0 from all. Raises ValueError for what is no such form.
     """
 
     dims: int = 1
@@ -36,6 +36,7 @@ class BiasForm:
     placed: bool = False
     learned: bool = False
     apart: bool = False
+    neutral: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.dims <= 3 or (self.dims > 1 and not self.placed):
@@ -46,10 +47,12 @@ class BiasForm:
             raise ValueError(f"metric={self.metric!r} is not known; one of {', '.join(METRICS)} is needed")
         if self.apart and not self.placed:
             raise ValueError("apart=True is of positions that are given, but placed=False")
+        if self.neutral and (not self.placed or self.sizes):
+            raise ValueError("neutral=True is of distances between positions that are given")
 
     @property
     def name(self) -> str:
-        """One of `BIASES`, without `apart`."""
+        """One of `BIASES`, without `apart` and `neutral`."""
         if self.sizes:
             return GRID_TABLE if self.placed else TABLE
         return COORDINATES if self.placed else ALIBI
@@ -57,7 +60,7 @@ class BiasForm:
     @property
     def names(self) -> tuple[str, ...]:
         """The names in `BIASES` that a backend must take."""
-        return (self.name, APART) if self.apart else (self.name,)
+        return (self.name, *((APART,) if self.apart else ()), *((NEUTRAL,) if self.neutral else ()))
 
     @property
     def code(self) -> str:
@@ -78,12 +81,12 @@ class BiasForm:
     def encode(self) -> str:
         """Encode the form as text without a semicolon or a comma."""
         sizes = "x".join([f"{size}" for size in self.sizes])  # not str, which torch.compile knows of no size
-        return f"{self.dims}/{sizes}/{self.metric}/{self.placed:d}{self.learned:d}{self.apart:d}"
+        return f"{self.dims}/{sizes}/{self.metric}/{self.placed:d}{self.learned:d}{self.apart:d}{self.neutral:d}"
 
     @classmethod
     def decode(cls, text: str) -> BiasForm:
         """Decode a text that `encode` wrote. Raises ValueError for another."""
-        parts = re.fullmatch(r"(\d)/([\dx]*)/(\w+)/([01]{3})", text)
+        parts = re.fullmatch(r"(\d)/([\dx]*)/(\w+)/([01]{4})", text)
         if parts is None:
             raise ValueError(f"bias={text!r} of a call is not of the form 'dims/sizes/metric/flags' that encode writes")
         dims, sizes, metric, flags = parts.groups()
@@ -92,6 +95,7 @@ class BiasForm:
     def __str__(self) -> str:
         what = f"table of {' x '.join(map(str, self.sizes))}" if self.sizes else f"{self.metric} distance in {self.dims}-D"
         placed = (" of given positions" if self.placed else "") + (", apart for queries and keys" if self.apart else "")
+        placed += ", neutral rows" if self.neutral else ""
         return what + placed + (", learned" if self.learned else "")
 
 

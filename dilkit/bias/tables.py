@@ -1,4 +1,4 @@
-"""Tables as biases: `RelativeTable` by the distance along the sequence, `GridTable` by the offset on a grid."""
+"""Tables as biases: `RelativeTable` by distance along the sequence, `GridTable` and `CoordinateTable` by offset on a grid."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dilkit.bias.base import Bias
+from dilkit.bias.base import Bias, PlacedBias
 from dilkit.bias.checks import check_range, check_reach, floating, whole
 from dilkit.bias.form import BiasForm, LoweredBias
 from dilkit.checks import boolean, check_type, integer
@@ -129,8 +129,7 @@ class GridTable(Bias):
             raise ValueError(
                 f"table has shape {tuple(sizes)} without heads, {shape=}, {dilation=}; one size a dimension is needed"
             )
-        if any(size % 2 == 0 for size in sizes):
-            raise ValueError(f"table has shape {tuple(self.table.shape)}; odd sizes, 2 * k - 1 for k tokens, are needed")
+        _check_odd(self.table)
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "dilation", dilation)
 
@@ -147,11 +146,7 @@ class GridTable(Bias):
         return torch.stack([left // self.dilation[0], *columns[::-1]], -1)
 
     def matrix(self, queries: Tensor, keys: Tensor) -> Tensor:
-        apart = self._coordinates(queries)[:, None] - self._coordinates(keys)
-        entry = torch.zeros_like(apart[..., 0])
-        for k, size in enumerate(self.table.shape[1:]):
-            entry = entry * size + apart[..., k].clamp(-(size // 2), size // 2) + size // 2
-        return self.table.flatten(1)[:, entry]
+        return self.table.flatten(1)[:, _entries(self.table, self._coordinates(queries)[:, None] - self._coordinates(keys))]
 
     def lowered(self, dtype: Any) -> LoweredBias:
         check_reach(f"positions on the grid shape={self.shape} of the bias", max(self.shape) - 1, dtype)
@@ -163,3 +158,63 @@ class GridTable(Bias):
         if seq > (tokens := math.prod(self.shape)):
             needed = f"at least the {seq} of query are needed"
             raise ValueError(f"shape={self.shape} of the bias is a grid of {tokens} tokens; {needed}")
+
+
+@dataclass(frozen=True, eq=False)
+class CoordinateTable(PlacedBias):
+    """A learned number for each offset of two tokens at given cells: of windows that are cut out of a map, or of points.
+
+        bias(h, i, j) = table[h, x_i - x_j + (a - 1) / 2, ...]        (a, ...) = table.shape[1:], each offset clipped to it
+
+    - `table`: as that of `GridTable`. The sum of a table for each axis, as Point Transformer V3 has it, is `a[:, :, None, None] +
+      b[:, None, :, None] + c[:, None, None, :]`, with gradients to each of them.
+    - `coordinates`: integers `(batch, seq, 1 to 3)`, or `(seq, 1 to 3)` for all sequences; of packed sequences
+      `(total, 1 to 3)`.
+
+    Raises TypeError or ValueError for what does not fit, and for coordinates beyond the whole numbers of float32, 2**24, beside a
+    query other than float64.
+
+        >>> import torch
+        >>> from dilkit import CoordinateTable, Pattern, dilated_attention
+        >>> q = k = v = torch.randn(1, 64, 4, 8)
+        >>> points = torch.randint(0, 100, (64, 3))
+        >>> dilated_attention(q, k, v, Pattern.dense(), bias=CoordinateTable(torch.randn(4, 9, 9, 9), points)).shape
+        torch.Size([1, 64, 4, 8])
+    """
+
+    table: Tensor
+    coordinates: Tensor
+    weights_name: ClassVar[str] = "table"
+
+    def __post_init__(self) -> None:
+        floating("table", self.table, (2, 3, 4), "(heads, a), (heads, a, b) or (heads, a, b, c)")
+        _check_odd(self.table)
+        x, dims = self.coordinates, self.table.dim() - 1
+        if not isinstance(x, Tensor) or x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"coordinates is {kind}; an integer torch.Tensor is needed, the cell of each token")
+        if x.dim() not in (2, 3) or x.shape[-1] != dims:
+            raise ValueError(f"coordinates has shape {tuple(x.shape)}; (batch, seq, {dims}) or (seq, {dims}) is needed")
+
+    def matrix(self, queries: Tensor, keys: Tensor) -> Tensor:
+        x = self.coordinates.long()
+        entries = _entries(self.table, x[..., queries, :].unsqueeze(-2) - x[..., keys, :].unsqueeze(-3))
+        return self.table.flatten(1)[:, entries].movedim(0, -3)
+
+    def lowered(self, dtype: Any) -> LoweredBias:
+        check_reach("coordinates", self.coordinates, dtype)
+        form = BiasForm(dims=self.table.dim() - 1, sizes=tuple(self.table.shape[1:]), placed=True)
+        return LoweredBias(form, self.table.to(dtype).flatten(1), self._batched["coordinates"].to(dtype))
+
+
+def _check_odd(table: Tensor) -> None:
+    if any(size % 2 == 0 for size in table.shape[1:]):
+        raise ValueError(f"table has shape {tuple(table.shape)}; odd sizes, 2 * k - 1 for k tokens, are needed")
+
+
+def _entries(table: Tensor, apart: Tensor) -> Tensor:
+    """Return the entries of a flattened table for offsets `(..., dims)`, each clipped."""
+    entry = torch.zeros_like(apart[..., 0])
+    for k, size in enumerate(table.shape[1:]):
+        entry = entry * size + apart[..., k].clamp(-(size // 2), size // 2) + size // 2
+    return entry

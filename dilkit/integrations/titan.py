@@ -1,4 +1,4 @@
-"""The attention of TITAN's slide encoder: distances of tiles as a bias, in memory that grows with the tiles.
+"""Attention of TITAN's slide encoder: distances of tiles as a bias, in memory that grows with the tiles.
 
 model = transformers.AutoModel.from_pretrained("MahmoodLab/TITAN", trust_remote_code=True)
 replace_attention(model)        # then as before: model.encode_slide_from_patch_features(features, coords, patch_size_lv0)
@@ -6,6 +6,9 @@ replace_attention(model)        # then as before: model.encode_slide_from_patch_
 
 from __future__ import annotations
 
+import inspect
+import sys
+from types import MethodType
 from typing import Any
 
 import torch
@@ -29,9 +32,7 @@ class TitanAttention(nn.Module):
         out = proj(softmax_j(scale * q_i . k_j + bias(h, i, j)) . v)
         bias(h, i, j) = -slopes[h] * |x_i - x_j|  of two tiles, euclidean;  0 if i or j is the class token
 
-    `q, k, v = qkv(x)`, and `slopes` is `dilkit.alibi_slopes(num_heads)`. No coordinates make the class token as near to all as to
-    itself: its row is computed by itself, and its key is merged into the rows of the tiles, by their `lse`. Both are exact, with
-    exact gradients.
+    `q, k, v = qkv(x)`, and `slopes` is `dilkit.alibi_slopes(num_heads)`.
 
     - `dim`, `num_heads`, `qkv_bias`: `head_dim = dim / num_heads`; the names of the state dict are TITAN's: `qkv`, `proj`.
 
@@ -96,30 +97,21 @@ class TitanAttention(nn.Module):
     def forward(self, x: Tensor, attn_bias: Tensor, bg_mask: Tensor | None = None) -> Tensor:
         """Return `out` like `x`, `(batch, 1 + tiles, dim)`, the class token first.
 
-        `attn_bias`: the coordinates of the tiles, float32 `(batch or 1, tiles, 2)`, in units of a tile; a dimension of size 1 may
-        come after the first. `bg_mask`: bool, `(batch, tiles)` or on a grid, False = background, whose tokens see and are seen by
-        themselves alone; of a batch of one it is ignored, as in TITAN, which takes such tiles out before.
+        `attn_bias`: the coordinates of the tiles, `(batch or 1, tiles, 2)`, in units of a tile; a dimension of size 1 may come
+        after the first. Half precision is refused beyond its whole numbers.
+
+        `bg_mask`: bool, `(batch, tiles)` or on a grid, False = background, whose tokens see and are seen by themselves alone; of
+        a batch of one it is ignored, as in TITAN, which takes such tiles out before.
         """
         batch, rows, dim = x.shape
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
         q, k = self.q_norm(q), self.k_norm(k)
         coordinates, tiles = self._coordinates(attn_bias, batch, rows - 1), None
         if bg_mask is not None and batch > 1:
-            tiles = _tiles(bg_mask, batch, rows - 1)
-        mask = None if tiles is None else F.pad(tiles, (1, 0), value=True)[:, None, None]
-        query, key, value = (x.transpose(1, 2) for x in (q[:, :1], k, v))
-        class_row = F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2)
-        out = torch.cat([class_row, self._tile_rows(q, k, v, coordinates, tiles)], 1)
+            tiles = F.pad(_tiles(bg_mask, batch, rows - 1), (1, 0), value=True)
+        out = placed_attention(q, k, v, self.slopes, F.pad(coordinates, (0, 0, 1, 0)), 1, tiles)
         result: Tensor = self.proj_drop(self.proj(out.reshape(batch, rows, dim)))
         return result
-
-    def _tile_rows(self, q: Tensor, k: Tensor, v: Tensor, coordinates: Tensor, tiles: Tensor | None) -> Tensor:
-        call: Any = dict(key_padding_mask=None if tiles is None else ~tiles, bias=CoordinateAlibi(self.slopes, coordinates))
-        seen, lse = dilated_attention(q[:, 1:], k[:, 1:], v[:, 1:], DENSE, return_lse=True, **call)
-        score = torch.einsum("bnhd,bhd->bhn", q[:, 1:].to(lse.dtype), k[:, 0].to(lse.dtype)) * q.shape[-1] ** -0.5
-        share = torch.sigmoid(score - lse).transpose(1, 2).unsqueeze(-1)  # the weight of the class token among all
-        out = torch.lerp(seen.to(lse.dtype), v[:, :1].to(lse.dtype), share).to(v.dtype)
-        return out if tiles is None else torch.where(tiles[:, :, None, None], out, v[:, 1:])
 
     def _coordinates(self, given: Tensor, batch: int, tiles: int) -> Tensor:
         x = given.squeeze(1) if given.dim() == 4 and given.shape[1] == 1 else given
@@ -128,8 +120,9 @@ class TitanAttention(nn.Module):
                 f"attn_bias has shape {tuple(given.shape)}; the coordinates of the tiles, ({batch} or 1, {tiles}, 2), are needed "
                 "in place of a matrix of all pairs"
             )
-        if x.dtype not in (torch.float32, torch.float64):
-            raise TypeError(f"attn_bias is {x.dtype}, which rounds coordinates; float32 is needed, as of features in float32")
+        most = {torch.float16: 2**11, torch.bfloat16: 2**8}.get(x.dtype)
+        if most and x.numel() and x.amax() >= most:
+            raise TypeError(f"attn_bias is {x.dtype}, which rounds coordinates from {most} on; float32 is needed, as of features")
         return x
 
 
@@ -138,7 +131,8 @@ def replace_attention(model: nn.Module) -> None:
 
     `model` is what `transformers.AutoModel.from_pretrained("MahmoodLab/TITAN", trust_remote_code=True)` gives, or its
     `vision_encoder`. The encoder then makes the coordinates of the tiles in place of a matrix of all pairs; state dict and calls
-    stay as they are. Raises TypeError for another model, ValueError for one without that bias.
+    stay as they are. Of a model that slide2vec has loaded, slide2vec's own matrix of all pairs is left out. Raises TypeError for
+    another model, ValueError for one without that bias.
 
         >>> import torch
         >>> from dilkit.integrations.titan import replace_attention
@@ -156,9 +150,26 @@ def replace_attention(model: nn.Module) -> None:
     ours = [block.attn if isinstance(block.attn, TitanAttention) else TitanAttention.of(block.attn) for block in blocks]
     for block, attention in zip(blocks, ours, strict=True):
         block.attn = attention
+    if getattr(sys.modules.get(type(encoder).__module__), "_slide2vec_titan_patched", False):
+        encoder.forward_features = MethodType(_without_slide2vec(type(encoder).forward_features), encoder)
     encoder.get_alibi = _grid_coordinates
     encoder.local_alibi, encoder.global_alibi = _grid_coordinates(6, 6), _grid_coordinates(14, 14)  # kept of two sizes
     encoder.local_alibi_status = encoder.global_alibi_status = False  # not yet of a batch, nor on its device
+
+
+def placed_attention(
+    query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, coordinates: Tensor, neutral: int, tiles: Tensor | None = None
+) -> Tensor:
+    """Compute dense attention with a penalty by distance, of which the first `neutral` tokens have none.
+
+    `query`, `key`, `value`: `(batch, seq, heads, head_dim)`. `slopes`: `(heads,)`. `coordinates`: `(batch or 1, seq, 2)`.
+    `tiles`: bool `(batch, seq)`, False = background, whose tokens see and are seen by themselves alone.
+    """
+    unplaced = torch.arange(coordinates.shape[1], device=coordinates.device).expand(coordinates.shape[:2]) < neutral
+    bias, unseen = CoordinateAlibi(slopes, coordinates, neutral=unplaced), None if tiles is None else ~tiles
+    out = dilated_attention(query, key, value, DENSE, key_padding_mask=unseen, bias=bias)
+    assert isinstance(out, Tensor)
+    return out if tiles is None else torch.where(tiles[:, :, None, None], out, value)
 
 
 def _grid_coordinates(w: int, h: int, bg_mask: Tensor | None = None) -> Tensor:
@@ -166,6 +177,14 @@ def _grid_coordinates(w: int, h: int, bg_mask: Tensor | None = None) -> Tensor:
     device = None if bg_mask is None else bg_mask.device
     cells = torch.cartesian_prod(*(torch.arange(size, dtype=torch.float32, device=device) for size in (w, h)))
     return (cells if bg_mask is None else cells[bg_mask.flatten()])[None, None]
+
+
+def _without_slide2vec(patched: Any) -> Any:
+    """Return TITAN's own method, around which slide2vec has put one that makes a matrix of all pairs."""
+    method = inspect.getclosurevars(patched).nonlocals.get("orig_forward_features")
+    if method is None:
+        raise ValueError("forward_features of the encoder is slide2vec's, of an unknown version; replace_attention before it")
+    return method
 
 
 def _tiles(bg_mask: Tensor, batch: int, tiles: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, ClassVar
@@ -24,6 +25,7 @@ BACKENDS = [name for name in on("cpu") if APART in backends()[name].limits.biase
 FORMS = [
     BiasForm(placed=True, apart=True, learned=True),
     *(BiasForm(3, metric=metric, placed=True, apart=True, learned=True) for metric in METRICS),
+    BiasForm(2, metric="l1", placed=True, apart=True, learned=True, neutral=True),
     BiasForm(sizes=(9,), placed=True, apart=True, learned=True),
     BiasForm(2, (5, 7), placed=True, apart=True, learned=True),
 ]
@@ -50,7 +52,8 @@ class PairsOfPositions(Bias):
             entry = (apart.long().maximum(-most).minimum(most) + most).unbind(-1)
             return self.table.unflatten(1, self.form.sizes)[(slice(None), *entry)].transpose(0, 1)
         order = {"euclidean": 2.0, "l1": 1.0, "max": float("inf")}[self.form.metric]
-        return -self.table[:, 0, None, None] * torch.linalg.vector_norm(apart, order, dim=-1).unsqueeze(1)
+        distance = torch.linalg.vector_norm(apart, order, dim=-1).nan_to_num(nan=0.0)
+        return -self.table[:, 0, None, None] * distance.unsqueeze(1)
 
     def lowered(self, dtype: Any) -> LoweredBias:
         return LoweredBias(self.form, self.table.to(dtype), self.positions.to(dtype))
@@ -65,6 +68,8 @@ def test_positions_of_queries_and_keys(name: str, pattern: str, form: BiasForm) 
     rows = [torch.randn(2, SEQ, heads, 8, dtype=torch.float64, generator=generator) for heads in (HEADS, 2, 2, HEADS)]
     table = torch.randn(HEADS, form.entries, dtype=torch.float64, generator=generator)
     positions = torch.randint(-6, 7, (2, SEQ, form.columns), generator=generator).double()
+    if form.neutral:
+        positions[:, ::5] = math.nan
     leaves = [x.requires_grad_() for x in (*rows[:3], table)]
     out, lse = oracle_attention(*rows[:3], shown, is_causal=is_causal, bias=PairsOfPositions(form, table, positions))
     expected = torch.autograd.grad(out, leaves, rows[3])

@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dilkit import (
     Alibi,
     CoordinateAlibi,
+    CoordinateTable,
     DilatedAttention,
     DilatedCache,
     GridTable,
@@ -56,6 +57,7 @@ def every_bias(batch: int = 2, seq: int = SEQ) -> dict[str, Bias]:
         coordinates=CoordinateAlibi(SLOPES, normal(batch, seq, 2)),
         table=RelativeTable(normal(HEADS, 12), t5_buckets(12, 20)),
         grid=GridTable(normal(HEADS, 5, 5), (6, 6)),
+        cells=CoordinateTable(normal(HEADS, 5, 5), torch.randint(0, 9, (batch, seq, 2))),
     )
 
 
