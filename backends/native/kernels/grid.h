@@ -7,6 +7,8 @@
  *                                        seen    [..*.......]                 2 is seen by 0 .. 4, and 4 by 0 .. 8 but for those whose
  *                                                                             kernels an edge holds back
  *                                        cut     [*..]                        0 sees 0 .. 2: the kernel stays, and is cut off
+ *                                        shared  [.*]                         by 2: 0 sees what 1 sees, and 2 what 3 sees
+ *                                        causal  [*]                          8 sees 4 .. 8, and 1 sees 0 and 1
  */
 #ifndef DILKIT_NATIVE_GRID_H
 #define DILKIT_NATIVE_GRID_H
@@ -17,7 +19,9 @@ typedef struct {
     int64_t size, step, kernel, inner; /* `inner`: the tokens from one coordinate to the next */
     int64_t longest;                   /* cells of a residue class, at most */
     int cut;                           /* whether edges cut kernels off, which else move back from them */
-    double per_inner, per_size, per_step;
+    int causal;                        /* whether kernels end at their cell */
+    int64_t shared, leader, back;      /* cells that share a kernel, the place among them of its own, and its cells before that */
+    double per_inner, per_size, per_step, per_shared;
 } Axis;
 
 typedef struct {
@@ -29,7 +33,10 @@ typedef struct {
 } Interval;
 
 static inline Axis axis_of(int64_t size, int64_t step, int64_t kernel, int64_t inner, int cut) {
-    return (Axis){size, step, kernel, inner, parts_of(size, step), cut, 1.0 / (double)inner, 1.0 / (double)size, 1.0 / (double)step};
+    return (Axis){
+        .size = size, .step = step, .kernel = kernel, .inner = inner, .longest = parts_of(size, step), .cut = cut, .shared = 1,
+        .back = kernel / 2, .per_inner = 1.0 / (double)inner, .per_size = 1.0 / (double)size, .per_step = 1.0 / (double)step, .per_shared = 1,
+    };
 }
 
 /* x / divisor rounded down, for 0 <= x < 2**50: half a unit more keeps what is a multiple of the divisor from falling below it. */
@@ -45,15 +52,36 @@ static inline Cell cell_of(const Axis *axis, int64_t x) {
     return (Cell){coordinate - at * axis->step, at};
 }
 
+/* The cells of the same residue class, of so many, that a cell sees: the kernel of the leader of those that share one. */
+static inline Interval cells_seen(const Axis *axis, int64_t at, int64_t cells) {
+    const int64_t group = axis->shared > 1 ? quotient(at, axis->per_shared) * axis->shared : at;
+    int64_t first = lesser(group + axis->leader, cells - 1) - axis->back;
+    if (axis->causal)
+        return (Interval){greater(first, 0), at};
+    if (axis->cut)
+        return (Interval){greater(first, 0), lesser(first + axis->kernel, cells) - 1};
+    first = lesser(greater(first, 0), cells - axis->kernel);
+    return (Interval){first, first + axis->kernel - 1};
+}
+
+/* The cells that see a cell: from the first group whose kernel ends at it or later to the last one whose begins there or before. */
+static inline Interval cells_seeing(const Axis *axis, int64_t at, int64_t cells) {
+    const int64_t shared = axis->shared, least = at - axis->kernel + 1 + axis->back - axis->leader, most = at + axis->back - axis->leader;
+    const int moves = !axis->cut && !axis->causal;
+    Interval seeing = {least <= 0 || (moves && at < axis->kernel) ? 0 : least, most};
+    if (shared > 1) /* `most` is at least 0: so many cells as a kernel has share it, at most */
+        seeing.first = quotient(seeing.first + shared - 1, axis->per_shared) * shared, seeing.last = (quotient(most, axis->per_shared) + 1) * shared - 1;
+    if (axis->causal)
+        seeing.first = at;
+    if (seeing.last >= cells || at + axis->back >= cells - 1 || (moves && at >= cells - axis->kernel))
+        seeing.last = cells - 1;
+    return seeing;
+}
+
 /* The cells of the same residue class that a cell sees, or, `by_key`, is seen by. */
 static inline Interval neighbors(const Axis *axis, Cell cell, int by_key) {
-    int64_t half = axis->kernel / 2, cells = quotient(axis->size - cell.residue - 1, axis->per_step) + 1, end = cells - axis->kernel;
-    if (axis->cut)
-        return (Interval){greater(cell.at - half, 0), lesser(cell.at + half, cells - 1)};
-    if (by_key)
-        return (Interval){cell.at < axis->kernel ? 0 : cell.at - half, cell.at >= end ? cells - 1 : cell.at + half};
-    int64_t first = lesser(greater(cell.at - half, 0), end);
-    return (Interval){first, first + axis->kernel - 1};
+    const int64_t cells = quotient(axis->size - cell.residue - 1, axis->per_step) + 1;
+    return by_key ? cells_seeing(axis, cell.at, cells) : cells_seen(axis, cell.at, cells);
 }
 
 /* The cells of the same residue class that are at most `kernel` away: of a band. */
@@ -70,8 +98,13 @@ static inline Interval places_in_class(const Axis *axis, Cell cell, Interval cel
 
 /* The axes of a grid, the last coordinate's last. */
 static inline void set_axes(const Grid *grid, Axis axes[3]) {
-    for (int64_t d = 2, inner = 1; d >= 0; inner *= grid->size[d--])
-        axes[d] = axis_of(grid->size[d], grid->step[d], grid->kernel[d], inner, (int)grid->cut);
+    for (int64_t d = 2, inner = 1; d >= 0; inner *= grid->size[d--]) {
+        Axis *axis = &axes[d];
+        *axis = axis_of(grid->size[d], grid->step[d], grid->kernel[d], inner, (int)grid->cut);
+        axis->causal = (int)grid->causal[d], axis->shared = grid->shared[d], axis->per_shared = 1.0 / (double)axis->shared;
+        axis->leader = axis->causal ? axis->shared - 1 : axis->shared / 2;
+        axis->back = axis->causal ? axis->kernel - 1 : axis->kernel / 2;
+    }
 }
 
 /* Cells of one residue class: first and last coordinate on each axis. */
