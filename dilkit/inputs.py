@@ -51,7 +51,7 @@ class Inputs(NamedTuple):
     bias: LoweredBias | None = None
     """What is added to the scores: `weights` `(heads, entries)` and, if `problem.bias.placed`, `positions` of the keys' rows."""
     block_layout: Tensor | None = None
-    """Which blocks see which, for a form `GivenBlocks`: as `dilkit.op.block_layout` says, on the tensors' device, any strides."""
+    """Which blocks see which, for a form `GivenBlocks`: as `dilkit.op.given` says, on the tensors' device, any strides."""
     sink: Tensor | None = None
     """A logit a head, `(heads,)`: it is added to the results of a backend, which need not look at it."""
 
@@ -59,6 +59,13 @@ class Inputs(NamedTuple):
     """Starts of the keys of packed sequences, if they are others than the queries, which begin at `cu_seqlens`."""
     query_offset: Tensor | None = None
     """The position among the keys of the first query of each element of a batch or packed sequence, int32 `(batch,)`."""
+    intervals: Tensor | None = None
+    """The keys of each query, for a form `GivenIntervals`: as `dilkit.op.given` says, on the tensors' device, any strides."""
+
+    @property
+    def given(self) -> Tensor | None:
+        """The tensor that gives what a branch of the pattern shows, if the call has one."""
+        return self.block_layout if self.intervals is None else self.intervals
 
     @property
     def learned(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Blocks that a model chooses at each step, for `block_layout=` of `dilkit.dilated_attention`."""
+"""Tensors that a call gives: blocks that a model chooses, and intervals of a mask, for `dilkit.dilated_attention`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from torch.nn import functional as F
 from dilkit.checks import boolean, integer
 from dilkit.inputs import Inputs
 from dilkit.op.arguments import check_inputs
+from dilkit.op.boundary import check_tensor
 from dilkit.pattern import Pattern
 
-__all__ = ["top_k_blocks"]
+__all__ = ["intervals_of_mask", "top_k_blocks"]
 
 WHOLE = Pattern.dense()
 """A pattern of all heads, for the checks of tensors: torch.compile can make no patterns."""
@@ -56,6 +57,41 @@ def top_k_blocks(query: Tensor, key: Tensor, block_size: int, k: int, *, is_caus
     scores.diagonal(dim1=2, dim2=3).fill_(torch.inf)
     highest = scores.topk(min(most, blocks), dim=-1)
     return highest.indices.masked_fill(highest.values == -torch.inf, -1)
+
+
+@torch.no_grad()
+def intervals_of_mask(mask: Tensor, most: int | None = None) -> Tensor:
+    """Return the runs of True of each row of a mask, as `intervals=` of `dilkit.dilated_attention` takes them.
+
+    - `mask`: bool `(batch or 1, heads or 1, seq, seq)`, True = seen; of floats that are added to scores, `mask == 0`.
+    - `most`: the intervals of a row; by default as many as the row with the most has.
+
+    Returns int32 `(batch or 1, heads or 1, seq, most, 2)`, for a branch `Intervals(None, most=most)`. It takes a look at each
+    pair, as the mask did; a model that knows its intervals has no need of a mask. Raises TypeError or ValueError for a mask of
+    another dtype or shape, and for a row with more than `most` runs.
+
+        >>> import torch
+        >>> from dilkit.sparse import intervals_of_mask
+        >>> mask = torch.tensor([[True, False, True], [False, False, False], [True, True, True]])
+        >>> intervals_of_mask(mask[None, None])[0, 0].tolist()
+        [[[0, 1], [2, 3]], [[0, 0], [0, 0]], [[0, 3], [0, 0]]]
+    """
+    if check_tensor("mask", mask).dtype is not torch.bool:
+        raise TypeError(f"mask is {mask.dtype}; torch.bool, True = seen, is needed (mask == 0 of one that is added to scores)")
+    if mask.dim() != 4 or mask.shape[2] != mask.shape[3]:
+        raise ValueError(f"mask has shape {tuple(mask.shape)}; (batch or 1, heads or 1, seq, seq) is needed")
+    steps = F.pad(mask.flatten(0, 2).to(torch.int8), (1, 1)).diff(dim=1)
+    row, begin = (steps == 1).nonzero().unbind(1)
+    end = (steps == -1).nonzero()[:, 1]
+    counts = torch.bincount(row, minlength=len(steps))
+    needed = int(counts.max()) if len(counts) else 0
+    most = max(needed, 1) if most is None else integer("most", most, at_least=1)
+    if needed > most:
+        raise ValueError(f"mask has a row of {needed} runs; most={most} are possible: give most={needed}")
+    intervals = mask.new_zeros(len(steps), most, 2, dtype=torch.int32)
+    number = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]  # of a run in its row
+    intervals[row, number] = torch.stack((begin, end), 1).int()
+    return intervals.view(*mask.shape[:3], most, 2)
 
 
 def _means(x: Tensor, size: int) -> Tensor:

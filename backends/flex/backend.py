@@ -22,7 +22,7 @@ from dilkit.backends.packed_sequences import backward_each, forward_each
 from dilkit.bias.form import BIASES
 from dilkit.device import capturing
 from dilkit.inputs import Inputs
-from dilkit.pattern.lowering import FORMS, GivenBlocks
+from dilkit.pattern.lowering import FORMS, GIVEN_FORMS, GivenIntervals
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 LEAST_HEAD_DIM, MOST_HEAD_DIM = 16, 256
 COMPILED = 64
+MOST_GIVEN = 32
+"""Intervals of a query that a call gives: a generated kernel compares each of them by itself."""
 Attend = Callable[..., "tuple[Tensor, Tensor]"]
 
 
@@ -48,7 +50,7 @@ class Flex(Backend):
         query_offset=True,
         softcap=True,
         biases=frozenset(BIASES),
-        forms=FORMS | {GivenBlocks.name},
+        forms=FORMS | GIVEN_FORMS,
     )
     priority = 2
 
@@ -61,6 +63,8 @@ class Flex(Backend):
         if problem.queries is not None and (problem.varlen or problem.query_offset is None or problem.query_offset < 0):
             limit = "a batch is needed, and one query_offset for all of it, from 0 on"
             refusals.append(Refusal("queries", f"{problem.queries:,} for {problem.seq:,} keys", limit, "backend='reference'"))
+        if (most := max((form.most for form in problem.forms if isinstance(form, GivenIntervals)), default=0)) > MOST_GIVEN:
+            refusals.append(Refusal("intervals", f"{most} a query", f"at most {MOST_GIVEN}", "backend='reference'"))
         if refusals:  # so far without a table having been made, or torch imported
             return tuple(refusals)
         from torch.nn.attention import flex_attention

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -17,10 +18,10 @@ from torch.nn import functional as F
 from dilkit import plan
 from dilkit.bias.form import LoweredBias
 from dilkit.inputs import Inputs
-from dilkit.op.block_layout import as_bools
+from dilkit.op.given import as_bools
 from dilkit.pattern.flex.blocks import BLOCK, blocks_of, ended, listed, of_queries
 from dilkit.pattern.flex.pairs import Shows, counter, shown_by_several
-from dilkit.pattern.lowering import Band, GivenBlocks
+from dilkit.pattern.lowering import Band, Given, GivenBlocks
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -58,7 +59,6 @@ class Prepared:
 
 
 def padded(seq: int) -> int:
-    """The length that sequences of `seq` tokens are computed with."""
     step = max(BLOCK, (1 << max(seq - 1, 1).bit_length()) // (2 * STEPS))
     return -(-seq // step) * step
 
@@ -79,9 +79,8 @@ def _prepare(problem: Problem, length: int, device: torch.device) -> Prepared:
 
 
 def flex_call(inputs: Inputs, problem: Problem) -> FlexCall:
-    """The call that computes `problem`."""
     rows, keys, offset = inputs.query.shape[1], inputs.key.shape[1], problem.query_offset or 0
-    query, key, value = (_padded(x, padded(x.shape[1])) for x in inputs[:3])
+    query, key, value = (F.pad(x.transpose(1, 2), (0, 0, 0, padded(x.shape[1]) - x.shape[1])) for x in inputs[:3])
     prepared = prepare(problem, rows if problem.queries is None else problem.span, query.device)
     numbers = (torch.tensor(x, dtype=torch.int32, device=query.device) for x in (rows, keys, offset, padded(problem.span) - 1))
     sizes = CallSizes(*numbers)  # as tensors: one compiled kernel serves all lengths and offsets that are padded alike
@@ -89,14 +88,14 @@ def flex_call(inputs: Inputs, problem: Problem) -> FlexCall:
     some, whole = (prepared.some, prepared.whole) if packed is None else _packed_blocks(problem, packed[0])
     if problem.queries is not None:
         some, whole = of_queries(some, whole, offset, padded(rows), padded(keys))
-    layout_count = None if inputs.block_layout is None else given_pairs(inputs.block_layout, problem, padded(rows))
+    given_count = None if inputs.given is None else given_pairs(inputs, problem, padded(rows))
 
     def count(b: Any, h: Any, i: Any, j: Any) -> Any:
         shown = prepared.count(h, i, j)
-        return shown if layout_count is None else shown + layout_count(b, h, i, j)
+        return shown if given_count is None else shown + given_count(b, h, i, j)
 
-    if inputs.block_layout is not None:
-        some = some | given_blocks(inputs.block_layout, problem, padded(rows) // BLOCK)
+    if inputs.given is not None:
+        some = some | given_blocks(inputs, problem, padded(rows) // BLOCK)
     mask_mod = _mask_mod(count, sizes, inputs, problem, packed)
     if inputs.key_padding_mask is not None:  # of whole blocks FlexAttention asks for no pair, and would see ignored keys
         whole = torch.zeros_like(whole)
@@ -107,10 +106,6 @@ def flex_call(inputs: Inputs, problem: Problem) -> FlexCall:
         _block_mask(ended(some, whole, rows, keys), mask_mod, (query.shape[2], key.shape[2])),
         problem.scale,
     )
-
-
-def _padded(x: Tensor, length: int) -> Tensor:
-    return F.pad(x.transpose(1, 2), (0, 0, 0, length - x.shape[1]))
 
 
 def _places(cu_seqlens: Tensor, length: int, longest: int) -> tuple[Tensor, Tensor]:
@@ -129,7 +124,6 @@ class CallSizes(NamedTuple):
     last: Tensor
 
     def position(self, i: Any, problem: Problem) -> Any:
-        """The position of query `i`."""
         return i if problem.queries is None else (i + self.offset).minimum(self.last)
 
 
@@ -206,32 +200,58 @@ def _block_mask(blocks: tuple[Tensor, Tensor], mask_mod: Mod, lengths: tuple[int
 Shown = Callable[[Any, Any, Any, Any], Any]
 
 
-def given_pairs(layout: Tensor, problem: Problem, length: int) -> Shown:
-    """Make `shows(b, h, i, j)`, int32: the layout shows this pair, of `length` rows at most."""
-    (form,) = (one for one in problem.forms if isinstance(one, GivenBlocks))
-    seen, missing = as_bools(layout, problem.heads), -(-length // form.block) - layout.shape[2]
-    seen = torch.nn.functional.pad(seen, (0, missing, 0, missing))
-    first, stop = form.heads
-    batches, heads = seen.shape[:2]
+def given_pairs(inputs: Inputs, problem: Problem, length: int) -> Shown:
+    """Make `shows(b, h, i, j)`, int32: what the call gives shows this pair, of `length` rows at most."""
+    (form,) = (one for one in problem.forms if isinstance(one, Given))
+    given, (first, stop) = _given(inputs, problem), form.heads
+    batches, heads = given.shape[:2]
+    if isinstance(form, GivenBlocks):
+        missing = -(-length // form.block) - given.shape[2]
+        given = F.pad(given, (0, missing, 0, missing))
+    else:
+        given = F.pad(given, (0, 0, 0, 0, 0, length - given.shape[2]))
 
     def shows(b: Any, h: Any, i: Any, j: Any) -> Any:
-        served = (h >= first) & (h < stop)
-        visible = seen[b if batches > 1 else b * 0, h if heads > 1 else h * 0, i // form.block, j // form.block]
-        return (served & visible).to(torch.int32)
+        table = b if batches > 1 else b * 0, h if heads > 1 else h * 0
+        if isinstance(form, GivenBlocks):
+            seen = given[(*table, i // form.block, j // form.block)]
+        else:
+            seen = i != i
+            for n in range(given.shape[3]):
+                seen = seen | ((j >= given[(*table, i, n, 0)]) & (j < given[(*table, i, n, 1)]))
+        return ((h >= first) & (h < stop) & seen).to(torch.int32)
 
     return shows
 
 
-def given_blocks(layout: Tensor, problem: Problem, count: int) -> Tensor:
+def given_blocks(inputs: Inputs, problem: Problem, count: int) -> Tensor:
     """Mark the blocks, `count` a side, that hold a pair: bool `(batch or 1, heads, count, count)`."""
-    (form,) = (one for one in problem.forms if isinstance(one, GivenBlocks))
-    seen = as_bools(layout, problem.heads)
-    first = torch.arange(seen.shape[2], device=seen.device)[:, None] * form.block
-    edges = torch.arange(count, device=seen.device) * BLOCK
-    overlap = ((first < edges + BLOCK) & (edges < first + form.block)).float()
-    some = (overlap.T @ seen.float() @ overlap > 0).expand(-1, problem.heads, -1, -1).clone()
+    (form,) = (one for one in problem.forms if isinstance(one, Given))
+    given = _given(inputs, problem)
+    if isinstance(form, GivenBlocks):
+        edges = torch.arange(count, device=given.device) * BLOCK
+        first = torch.arange(given.shape[2], device=given.device)[:, None] * form.block
+        overlap = ((first < edges + BLOCK) & (edges < first + form.block)).float()
+        some = overlap.T @ given.float() @ overlap > 0
+    else:
+        rows = F.pad(given, (0, 0, 0, 0, 0, count * BLOCK - given.shape[2])).view(
+            *given.shape[:2], count, BLOCK * given.shape[3], 2
+        )
+        seen = (rows[..., 0] < rows[..., 1]).int()
+        steps = seen.new_zeros(*seen.shape[:3], count + 1)  # one more block begins, or has ended, to hold an interval
+        for ends, sign in ((rows[..., 0] // BLOCK, 1), ((rows[..., 1] - 1) // BLOCK + 1, -1)):
+            steps.scatter_add_(3, ends.long().clamp(0, count), sign * seen)
+        some = steps.cumsum(3)[..., :count] > 0
+    some = some.expand(-1, problem.heads, -1, -1).clone()
     some[:, : form.heads[0]] = some[:, form.heads[1] :] = False
     return some.tril() if problem.is_causal else some
+
+
+def _given(inputs: Inputs, problem: Problem) -> Tensor:
+    if inputs.intervals is not None:
+        return inputs.intervals
+    assert inputs.block_layout is not None
+    return as_bools(inputs.block_layout, problem.heads)
 
 
 def bias_of(bias: LoweredBias) -> Shown:
@@ -251,9 +271,9 @@ def bias_of(bias: LoweredBias) -> Shown:
         elif form.metric == "l1":
             measured = sum(part.abs() for part in parts)
         else:
-            measured = parts[0].abs()
-            for part in parts[1:]:
-                measured = measured.maximum(part.abs())
+            measured = reduce(torch.maximum, (part.abs() for part in parts))
+        if form.neutral:
+            measured = measured.nan_to_num(nan=0.0)
         return -weights[h, 0] * measured
 
     def entry(b: Any, h: Any, i: Any, j: Any) -> Any:

@@ -24,7 +24,7 @@ from dilkit.backends.native.branches import (
 )
 from dilkit.bias.form import BIASES, METRICS
 from dilkit.inputs import Inputs
-from dilkit.pattern.lowering import FORMS, Band, Form, GivenBlocks, Grid, Segments
+from dilkit.pattern.lowering import FORMS, GIVEN_FORMS, Band, Form, Grid, Segments
 from dilkit.pattern.runs import UNBOUNDED
 from dilkit.problem import DTYPES, Problem
 
@@ -33,14 +33,11 @@ if TYPE_CHECKING:
 
     from dilkit.backends.native._native import EncodedProblem
     from dilkit.backends.native.branches import BranchArrays
+    from dilkit.backends.native.given import GivenTables
     from dilkit.decoding.protocol import Step
 
     EncodedScores = tuple[float, int, int, bool, tuple[int, int, int]]
     EncodeArguments = tuple[tuple[int, ...], int, bool, bool, float, BranchArrays, EncodedScores, int, bool]
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Int64Array = NDArray[np.int64]
 
 NO_BIAS, TABLE = 0, 4
 """What a bias is a function of, beside the metrics from 1 on: kernels/native.h."""
@@ -75,7 +72,7 @@ class Native(Backend):
         dropout=True,
         softcap=True,
         biases=frozenset(BIASES),
-        forms=FORMS | {GivenBlocks.name},
+        forms=FORMS | GIVEN_FORMS,
     )
     priority = 20
     reproducible = True
@@ -100,13 +97,13 @@ class Native(Backend):
         return EncodedCall(plan.cached(key, _encode, problem), problem.flops())
 
     def forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
-        query, key, value, mask, cu_seqlens, cache_seqlens, dropout, bias, layout = inputs[:9]
+        query, key, value, mask, cu_seqlens, cache_seqlens, dropout, bias = inputs[:8]
         encoded, isa, threads = _prepared(problem, query)
         results: tuple[Tensor, Tensor]
         if cache_seqlens is None:
             if cu_seqlens is not None and problem.queries is None:
                 _check_lengths(problem, cu_seqlens.diff())
-            tables = None if layout is None else _given(layout, problem)
+            tables = _given(inputs, problem, by_key=False)
             positions = None if problem.queries is None else _positions(inputs, problem)
             options = mask, cu_seqlens, dropout, bias, tables, positions
             results = _kernel().forward(encoded, isa, threads, query, key, value, *options)
@@ -116,8 +113,8 @@ class Native(Backend):
         return results
 
     def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, ...]:
-        query, key, value, mask, cu_seqlens, _, dropout, bias, layout = inputs[:9]
-        tables = None if layout is None else _given(layout, problem)
+        query, key, value, mask, cu_seqlens, _, dropout, bias = inputs[:8]
+        tables = _given(inputs, problem, by_key=True)
         options = mask, cu_seqlens, dropout, bias, tables, None if problem.queries is None else _positions(inputs, problem)
         *sums, parts = _kernel().backward(*_prepared(problem, query), dout, query, key, value, out, lse.contiguous(), *options)
         if query.dtype != lse.dtype:  # sums lie head by head
@@ -294,9 +291,12 @@ def encode_problem(problem: Problem) -> EncodeArguments:
     )
 
 
-def _given(layout: Tensor, problem: Problem) -> GivenTables:
-    (block,) = {form.block for form in problem.forms if isinstance(form, GivenBlocks)}
-    return given_tables(layout, block)
+def _given(inputs: Inputs, problem: Problem, by_key: bool) -> GivenTables | None:
+    if inputs.given is None:
+        return None
+    from dilkit.backends.native.given import given_tables
+
+    return given_tables(inputs, problem, by_key)
 
 
 def _encode_scores(problem: Problem) -> EncodedScores:
@@ -308,58 +308,3 @@ def _encode_scores(problem: Problem) -> EncodedScores:
     kind = TABLE if form.sizes else METRICS.index(form.metric) + 1
     a, b, c = (*form.sizes, 1, 1, 1)[:3]  # dimensions that a table has not are the last ones, in which all positions are 0
     return problem.softcap, kind, form.dims, form.apart, (a, b, c)
-
-
-class GivenTables(NamedTuple):
-    """Tables as kernels/native.h has them, int64 and contiguous; `batches` and `heads` of the layout, each perhaps 1."""
-
-    table: Int64Array
-    rows_end: Int64Array
-    first_columns: Int64Array
-    columns: Int64Array
-    batches: int
-    heads: int
-
-
-def given_tables(layout: Tensor, block: int) -> GivenTables:
-    """Make the tables of a layout on the CPU, as `dilkit.op.block_layout` has it, with blocks of `block` tokens."""
-    import torch
-
-    batches, heads, blocks, _ = layout.shape
-    counts, runs = _of_bools(layout) if layout.dtype is torch.bool else _of_numbers(layout)
-    tables = 2 * batches * heads
-    return GivenTables(
-        (torch.arange(tables + 1) * blocks).numpy(),
-        (torch.arange(1, blocks + 1) * block).repeat(tables).numpy(),
-        torch.cat((counts.new_zeros(1), counts.cumsum(0))).numpy(),
-        (runs * block).contiguous().numpy(),
-        batches,
-        heads,
-    )
-
-
-def _of_bools(layout: Tensor) -> tuple[Tensor, Tensor]:
-    """Count the runs of columns of each row of each table; return the counts and all runs `(n, 2)`, in blocks."""
-    import torch
-    from torch.nn import functional as F
-
-    rows = torch.stack((layout, layout.mT), 2).flatten(0, 3)
-    steps = F.pad(rows.to(torch.int8), (1, 1)).diff(dim=1)
-    begins = steps == 1
-    return begins.sum(1), torch.stack((begins.nonzero()[:, 1], (steps == -1).nonzero()[:, 1]), 1)
-
-
-def _of_numbers(layout: Tensor) -> tuple[Tensor, Tensor]:
-    import torch
-
-    batches, heads, blocks, _ = layout.shape
-    table, row = torch.arange(batches * heads).view(batches, heads, 1, 1), torch.arange(blocks)[:, None]
-    seen, column = layout >= 0, layout.long()
-    width = blocks + 1  # of a row among all: the last column is seen by none, so that no run goes on into the next row
-    by_query, by_key = ((2 * table * blocks + row) * width + column, ((2 * table + 1) * blocks + column) * width + row)
-    pairs = torch.cat((by_query[seen], by_key[seen])).sort().values
-    apart = pairs.diff() != 1
-    one = apart.new_ones(min(len(pairs), 1))
-    first, last = pairs[torch.cat((one, apart))], pairs[torch.cat((apart, one))] + 1
-    counts = torch.bincount(first // width, minlength=2 * batches * heads * blocks)
-    return counts, torch.stack((first % width, last % width), 1)

@@ -3,8 +3,8 @@
 Segments       SEGMENTS   length, rate, an offset for each head
 Band           BAND       length, how far ahead, rate
 Global, Runs   RUNS       runs of rows, each with the runs of columns that it sees: queries as rows, then keys
-GivenBlocks    RUNS       the same, in tables of each call (`given_tables`)
-Grid, CutGrid  GRID       sizes, kernel sizes and dilations of three dimensions, and whether edges cut
+Given          RUNS       the same, in tables of each call (given.py)
+Grid, CutGrid  GRID       sizes, kernel sizes, dilations, strides, causality of three dimensions, and whether edges cut
 
 A branch of the kernel is what forms of one branch of the pattern have in common; by head they differ in offset and tables.
 """
@@ -15,7 +15,8 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from dilkit.pattern.lowering import Band, CutGrid, Form, GivenBlocks, Global, Grid, Runs, RunTable, Segments
+from dilkit.pattern.lowering import Band, CutGrid, Form, Given, GivenBlocks, Global, Grid, Runs, RunTable, Segments
+from dilkit.pattern.lowering.forms import WindowAxis
 from dilkit.pattern.runs import UNBOUNDED
 from dilkit.problem import Problem
 
@@ -35,7 +36,7 @@ MOST_TOKENS = 2**30
 
 
 class BranchArrays(NamedTuple):
-    """Contiguous: `kind` to `rate` `(branches,)`, `grid` 10 each; `offset` to `shown` `(heads, branches)`; then tables."""
+    """Contiguous: `kind` to `rate` `(branches,)`, `grid` 16 each; `offset` to `shown` `(heads, branches)`; then tables."""
 
     kind: Int64Array
     length: Int64Array
@@ -60,7 +61,7 @@ class KernelBranch(NamedTuple):
     length: int
     ahead: int = 0
     rate: int = 1
-    grid: tuple[int, ...] = (1,) * 10
+    grid: tuple[int, ...] = (1,) * 16
 
     @classmethod
     def of(cls, form: Form) -> KernelBranch:
@@ -70,8 +71,9 @@ class KernelBranch(NamedTuple):
         if isinstance(form, Band):
             return cls(form.branch, BAND, min(form.back + 1, UNBOUNDED), form.ahead, form.rate)
         if isinstance(form, Grid):
-            sizes = (form.shape, form.kernel, form.dilation)  # dimensions that a grid has not are the first ones, of size 1
-            grid = (min(size, UNBOUNDED) for given in sizes for size in (*(1,) * (3 - len(given)), *given))
+            axes = [WindowAxis(1, 1)] * (3 - len(form.shape)) + form.axes  # those that a grid has not are the first ones
+            fields = zip(*(axis[:-1] for axis in axes), strict=True)
+            grid = (min(int(number), UNBOUNDED) for numbers in fields for number in numbers)
             return cls(form.branch, GRID, min(form.shape[-1], UNBOUNDED), grid=(*grid, int(isinstance(form, CutGrid))))
         return cls(form.branch, RUNS, form.block if isinstance(form, (Runs, GivenBlocks)) else UNBOUNDED)
 
@@ -83,7 +85,7 @@ def kernel_branches(forms: Sequence[Form]) -> list[KernelBranch]:
 
 def given_branch(forms: Sequence[Form]) -> int:
     """The place of the branch of the kernel whose tables each call gives; -1: there is none."""
-    branches = [KernelBranch.of(form) for form in forms if isinstance(form, GivenBlocks)]
+    branches = [KernelBranch.of(form) for form in forms if isinstance(form, Given)]
     return kernel_branches(forms).index(branches[0]) if branches else -1
 
 

@@ -91,9 +91,12 @@ def undispatched(inputs):
 
 
 def call_key(inputs):
-    """Return the `tensor_key` of inputs, None where torch's dispatcher has something to do with them."""
+    """Return the `tensor_key` of inputs, None where torch's dispatcher has something to do with them, or key and value differ in width."""
     cdef tuple items = of_tuple(inputs)
-    return None if thread_is_odd() or not are_plain(items, 0) else tensor_key(items)
+    if thread_is_odd() or not are_plain(items, 0):
+        return None
+    key = tensor_key(items)
+    return key if equally_wide(key) else None
 
 
 def tensor_key(inputs):
@@ -144,17 +147,24 @@ cdef bint thread_is_odd() except -1:
     return autocasting() or forward_level._current_level >= 0
 
 
-def same_width(x, y):
-    """True if the last dimensions of two plain tensors are equal; False where that is not known."""
-    cdef DLTensor one, other
-    if API is NULL or type(x) is not Tensor or type(y) is not Tensor:
-        return False
-    try:
-        API.export_borrowed(<void *>x, &one)
-        API.export_borrowed(<void *>y, &other)
-    except (BufferError, RuntimeError):
-        return False
-    return one.ndim == other.ndim and one.ndim > 0 and one.shape[one.ndim - 1] == other.shape[other.ndim - 1]
+cdef bint equally_wide(key) except -1:
+    """False if the key begins with three tensors, and the last dimensions of the second and the third differ."""
+    cdef const char *at
+    cdef int64_t width[3]
+    cdef int32_t dims
+    cdef int i
+    if not isinstance(key, bytes):
+        return len(key) < 3 or not all([isinstance(x, tuple) and isinstance(x[0], tuple) for x in key[:3]]) or key[1][0][-1:] == key[2][0][-1:]
+    at = key
+    for i in range(3):
+        width[i] = 0
+        if at[0] != DESCRIBED:  # also the 0 after the last byte
+            return True
+        memcpy(&dims, at + 1 + 2 * sizeof(int32_t), sizeof(dims))
+        if dims > 0:
+            memcpy(&width[i], at + 1 + HEADER + (dims - 1) * sizeof(int64_t), sizeof(int64_t))
+        at += 1 + HEADER + 2 * dims * sizeof(int64_t)
+    return width[1] == width[2]
 
 
 def want_gradient(inputs):

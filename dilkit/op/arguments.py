@@ -12,10 +12,10 @@ from dilkit.checks import boolean, probability, real, shown
 from dilkit.inputs import Inputs
 from dilkit.op._facts import call_key, want_gradient
 from dilkit.op.autocast import AUTOCAST_KEYS
-from dilkit.op.block_layout import check_layout
 from dilkit.op.boundary import TORCH_DTYPES, check_device, check_shapes, check_tensor
 from dilkit.op.call_options import CallOptions
 from dilkit.op.dropout import Dropout, draw_seed
+from dilkit.op.given import check_given
 from dilkit.op.offsets import packed_alike
 from dilkit.op.scores import PLAIN, Scores, check_detached, packed_scores, scores_of
 from dilkit.op.zero_keys import check_sink
@@ -38,14 +38,16 @@ def call_of(
     max_seqlen: int | None = None,
     scores: Scores = PLAIN,
     query_offset: int | None = None,
+    key: Hashable | None = None,
 ) -> tuple[Inputs, CallOptions, Hashable | None]:
     """Return the arguments of `attend`: inputs with a bias and the seed of a dropout, options, and the `call_key`.
 
-    `scores`: bias and softcap where they are known already. `query_offset`: None for the default one. Raises TypeError or
-    ValueError, naming argument and limit. Plain tensors are checked when the first call with tensors like these is prepared
-    (`prepared_call.py`).
+    `scores`: bias and softcap where they are known already. `query_offset`: None for the default one. `key`: the `call_key`
+    of the inputs, if it is known. Raises TypeError or ValueError, naming argument and limit. Plain tensors are checked when the
+    first call with tensors like these is prepared (`prepared_call.py`).
     """
-    key = None if torch.compiler.is_compiling() else call_key(inputs)
+    if key is None and not torch.compiler.is_compiling():
+        key = call_key(inputs)
     if key is None or not isinstance(pattern, Pattern):
         check_inputs(inputs, pattern, packed_alike(inputs))
     if bias is not None or softcap is not None:
@@ -70,9 +72,8 @@ def call_of(
         inputs, key = inputs._replace(dropout=Dropout(dropout_p, draw_seed())), None
     wanting = inputs if inputs.sink is None else inputs._replace(sink=None)  # its gradient needs no backend
     requires_grad = torch.is_grad_enabled() and (_traced_want_gradient(wanting) if key is None else want_gradient(wanting))
-    options = CallOptions(
-        pattern, is_causal, requires_grad, backends, dropout_p, scores.softcap, form, scale, max_seqlen, query_offset
-    )
+    fields = pattern, is_causal, requires_grad, backends, dropout_p, scores.softcap, form, scale, max_seqlen, query_offset, None
+    options = CallOptions(*fields) if key is None else tuple.__new__(CallOptions, fields)  # as `dilated_attention` makes `Inputs`
     return inputs, options, key
 
 
@@ -108,12 +109,11 @@ def check_others(inputs: Inputs, pattern: Pattern) -> None:
         _check_mask(inputs.key_padding_mask, inputs.key)
     if inputs.sink is not None:
         check_sink(inputs.sink, inputs.query)
-    if inputs.block_layout is not None:  # where it is missing the operator says so
-        check_layout(inputs.block_layout, pattern, inputs.query, inputs.key.shape[2])
+    if inputs.given is not None:  # where it is missing the operator says so
+        check_given(inputs, pattern)
 
 
 def check_pattern(pattern: object) -> None:
-    """Raise TypeError unless `pattern` is one."""
     if not isinstance(pattern, Pattern):
         needed = "a dilkit.Pattern is needed, such as Pattern([2048], [1])"
         raise TypeError(f"pattern={shown(pattern)} is a {type(pattern).__name__}; {needed}")

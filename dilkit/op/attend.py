@@ -23,10 +23,10 @@ from dilkit.inputs import Inputs
 from dilkit.op import sequences
 from dilkit.op._facts import call_key, first_beyond, tensor_key
 from dilkit.op.autocast import without_autocast
-from dilkit.op.block_layout import check_choice
 from dilkit.op.boundary import check_returned, empty_outputs, in_rows, refuse_beyond
 from dilkit.op.call_options import FIRST, CallOptions, backward_arguments, flat, forward_arguments, unflat
 from dilkit.op.dropout import dropout_of
+from dilkit.op.given import check_values
 from dilkit.op.prepared_call import PreparedCall, prepare
 from dilkit.op.schema import GRADIENTS, TENSORS, backward_op, forward_op
 from dilkit.op.scores import check_detached
@@ -135,8 +135,8 @@ def compute(prepared: PreparedCall, inputs: Inputs, options: CallOptions) -> tup
     if prepared.is_plain:
         return prepared.backend.forward(inputs, prepared.problem)
     problem, query, cu_seqlens, longest = prepared.problem, inputs.query, inputs.cu_seqlens, options.max_seqlen
-    if inputs.block_layout is not None:
-        check_choice(inputs.block_layout, problem.is_causal)
+    if inputs.given is not None:
+        check_values(inputs, problem.is_causal)
     if query.numel() == 0:
         return empty_outputs(query)
     if inputs.key.numel() == 0:
@@ -174,8 +174,8 @@ def compute_gradients(
     if prepared.is_plain:
         return prepared.backend.backward(dout, inputs, out, lse, prepared.problem)
     wanted = [x for name, x in zip(TENSORS, flat(inputs), strict=True) if name in prepared.gradients and x is not None]
-    if inputs.block_layout is not None:
-        check_choice(inputs.block_layout, prepared.problem.is_causal)
+    if inputs.given is not None:
+        check_values(inputs, prepared.problem.is_causal)
     if inputs.query.numel() == 0 or inputs.key.numel() == 0:
         return tuple(map(torch.zeros_like, wanted))
     arguments = in_rows(dout), _for_backend(prepared, inputs), in_rows(out), lse

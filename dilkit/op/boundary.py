@@ -38,7 +38,6 @@ def check_tensor(name: str, x: object, needed: str = "a torch.Tensor") -> Tensor
 
 
 def check_device(name: str, x: Tensor, query: Tensor) -> None:
-    """Raise ValueError for a tensor on another device than `query`."""
     if x.device != query.device:
         raise ValueError(f"{name} is on {x.device} but query on {query.device}; move it with .to(query.device)")
 
@@ -105,7 +104,6 @@ def span(x: Tensor) -> int:
 
 
 def check_memory(names: tuple[str, ...], tensors: tuple[Tensor, ...]) -> None:
-    """Raise ValueError where a tensor reaches beyond its memory."""
     check_room(names, tensors, tuple(map(span, tensors)))
 
 
@@ -117,7 +115,6 @@ def check_room(names: tuple[str, ...], tensors: tuple[Tensor, ...], spans: tuple
 
 
 def refuse_beyond(name: str, x: Tensor) -> NoReturn:
-    """Raise the error on a tensor that reaches beyond its memory."""
     place = f"shape {tuple(x.shape)}, strides {x.stride()}, offset {x.storage_offset()}"
     raise ValueError(
         f"{name} has {place}, beyond the {x.untyped_storage().nbytes()} bytes of its storage; was the storage resized?"
@@ -130,7 +127,6 @@ def lies_in_rows(x: Tensor) -> bool:
 
 
 def in_rows(x: Tensor) -> Tensor:
-    """`x` as kernels read it."""
     return x if lies_in_rows(x) else x.contiguous()
 
 
@@ -159,5 +155,4 @@ def empty_outputs(query: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def lse_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of `lse` for tensors of `dtype`."""
     return torch.float64 if dtype == torch.float64 else torch.float32

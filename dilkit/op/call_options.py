@@ -22,6 +22,7 @@ _DIGITS = "01"
 
 FIRST = 5
 """So many tensors of a call, from query to cu_seqlens, come first in `Inputs` and in the operators alike."""
+_NONE = (None,) * len(Inputs._fields)
 Tensors = tuple[Tensor | None, ...]
 """The tensors of a call in the order of `dilkit.op.schema.TENSORS`."""
 
@@ -48,7 +49,6 @@ class CallOptions(NamedTuple):
     max_keys: int | None = None
 
     def factor(self, query: Tensor) -> float:
-        """Return the factor of the scores of this query."""
         factor: float = query.size(-1) ** -0.5 if self.scale is None else self.scale
         return factor
 
@@ -96,7 +96,7 @@ def flat(inputs: Inputs) -> Tensors:
 def unflat(tensors: Tensors, options: CallOptions) -> Inputs:
     """Return `Inputs` of the tensors of a call, the last of which may be left out."""
     if len(tensors) <= FIRST:
-        return Inputs(*tensors)  # type: ignore[arg-type]
+        return tuple.__new__(Inputs, tensors + _NONE[len(tensors) :])
     every: list[Any] = [*tensors, *(None,) * (9 - len(tensors))]
     query, key, value, mask, cu_seqlens, seed, places, weights, positions, *others = every
     form: Any = options.bias  # None where the text lacks it, which is refused when the call is prepared
@@ -106,7 +106,6 @@ def unflat(tensors: Tensors, options: CallOptions) -> Inputs:
 
 
 def forward_arguments(inputs: Inputs, options: CallOptions) -> tuple[Any, ...]:
-    """Return the arguments of the forward operator."""
     query, key, value, mask, cu_seqlens, *others = flat(inputs)
     return query, key, value, mask, options.factor(inputs.query), encode(options), cu_seqlens, options.max_seqlen, *others
 
@@ -114,7 +113,6 @@ def forward_arguments(inputs: Inputs, options: CallOptions) -> tuple[Any, ...]:
 def forward_call(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, text: str, *rest: Any
 ) -> tuple[Inputs, CallOptions]:
-    """Return the call with these arguments of the forward operator."""
     every: list[Any] = [*rest, *(None,) * (2 - len(rest))]
     cu_seqlens, max_seqlen, *others = every
     options = decode(text)._replace(scale=scale, max_seqlen=max_seqlen)
@@ -122,7 +120,6 @@ def forward_call(
 
 
 def backward_arguments(dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, options: CallOptions) -> tuple[Any, ...]:
-    """Return the arguments of the backward operator."""
     query, key, value, *others = forward_arguments(inputs, options)
     return dout, query, key, value, out, lse, *others
 
@@ -130,6 +127,5 @@ def backward_arguments(dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, o
 def backward_call(
     dout: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, *others: Any
 ) -> tuple[Tensor, Inputs, Tensor, Tensor, CallOptions]:
-    """Return the backward pass with these arguments of the backward operator."""
     inputs, options = forward_call(query, key, value, *others)
     return dout, inputs, out, lse, options

@@ -59,26 +59,22 @@ class Dropout(NamedTuple):
         return 2**32 / (2**32 - self.threshold)
 
     def of_sequence(self, number: int) -> Dropout:
-        """The dropout of one sequence of a packed call."""
         return self._replace(first_batch=self.first_batch + number)
 
     def kept(self, heads: int, rows: Tensor, keys: Tensor, batch: int) -> Tensor:
         """Bool `(batch, heads, len(rows), len(keys))`: which weights of these rows with these keys, int64, are kept."""
         device = rows.device
-        lines = self._lines(batch).to(device)
-        number, head, query, key, step = (x[:, None, None, None] for x in lines.unbind(1))
+        lines = self.places
+        if lines is None:
+            numbers = [[self.first_batch + b, self.first_head, 0, 0, 1] for b in range(batch)]
+            lines = torch.tensor(numbers, dtype=torch.int64, device="cpu").view(-1, PLACES)
+        number, head, query, key, step = (x[:, None, None, None] for x in lines.to(device).unbind(1))
         i, j = query + step * rows[:, None], key + step * keys
         h = head + torch.arange(heads, device=device)[:, None, None]
         counter = (j >> 2) & _LOW, i & _LOW, number, h | (i >> 32) << 16 | (j >> 34) << 24
         a, b, c, d = philox(counter, self.seed)
         word = torch.where(j & 2 == 0, torch.where(j & 1 == 0, a, b), torch.where(j & 1 == 0, c, d))
         return word >= self.threshold
-
-    def _lines(self, batch: int) -> Tensor:
-        if self.places is not None:
-            return self.places
-        lines = [[self.first_batch + b, self.first_head, 0, 0, 1] for b in range(batch)]
-        return torch.tensor(lines, dtype=torch.int64, device="cpu").view(-1, PLACES)
 
 
 def philox(counter: Words, seed: int) -> Words:

@@ -25,6 +25,7 @@ from dilkit.op._facts import tensor_key, undispatched
 from dilkit.op.autocast import in_given_dtypes
 from dilkit.op.boundary import TORCH_DTYPES, check_returned, check_tensor, empty_outputs, lse_dtype
 from dilkit.op.call_options import CallOptions, decode, encode
+from dilkit.op.given import check_given
 from dilkit.op.overlap import check_places, check_written
 from dilkit.op.schema import library
 from dilkit.op.scores import check_bias
@@ -41,6 +42,9 @@ last_rows_op = torch.ops.dilkit.last_rows.default
 _WRITTEN = "k_cache", "v_cache"
 _NAMES = "query", *_WRITTEN, "cache_seqlens", "key", "value", "sink", "bias", "positions"
 """The tensors of a call, of which those after `cache_seqlens` may be None."""
+
+_Tensors = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor]
+"""Query, caches, key, value and lengths, as the operator takes them."""
 
 
 @dataclass(frozen=True)
@@ -134,21 +138,11 @@ def _check_lengths(cache_seqlens: Tensor, new: int, rows: int, capacity: int) ->
     return [length + new for length in before]
 
 
-def last_rows(
-    query: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    key: Tensor | None,
-    value: Tensor | None,
-    cache_seqlens: Tensor,
-    options: CallOptions,
-    *others: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def last_rows(tensors: _Tensors, options: CallOptions, *others: Tensor | None) -> tuple[Tensor, Tensor]:
     """Call `last_rows_op` with tensors that are checked and want no gradient, without torch's dispatcher if it has nothing to do.
 
     `others`: the sink, weights and positions of a bias.
     """
-    tensors = query, k_cache, v_cache, key, value, cache_seqlens
     if torch.compiler.is_compiling() or not undispatched((*tensors, *others)):
         results: tuple[Tensor, Tensor] = last_rows_op(*tensors, options.scale, encode(options), *others)
         return results
@@ -241,6 +235,7 @@ def _prepare(
     if "sink" in by_name:
         check_sink(by_name["sink"], query)
     check_bias(bias, by_name.get("bias"), by_name.get("positions"), query, k_cache.shape[1])
+    check_given(Inputs(query, k_cache, by_name["v_cache"]), pattern)
     if "key" in by_name and by_name["key"].shape[1]:
         check_places(_WRITTEN, by_name)
     spans = tuple(map(boundary.span, by_name.values()))

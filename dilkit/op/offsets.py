@@ -78,8 +78,8 @@ def check_offset(problem: Problem) -> None:
     pattern, offset = problem.pattern, problem.query_offset
     if pattern.tail == "zeros":
         raise ValueError('tail="zeros" pads sequences of as many queries as keys; use tail="exact"')
-    if pattern.given_blocks is not None:
-        raise ValueError("block_layout is of as many queries as keys; give a pattern that says its blocks itself")
+    if (branch := pattern.given_branch) is not None:
+        raise ValueError(f"{branch.argument} is of as many queries as keys; give a pattern without {branch.call()}")
     if problem.bias is not None and problem.bias.placed:
         inside = offset is not None and offset >= 0 and offset + (problem.queries or 0) <= problem.seq
         if not inside or problem.varlen:
@@ -87,7 +87,6 @@ def check_offset(problem: Problem) -> None:
 
 
 def check_offsets(inputs: Inputs) -> None:
-    """Raise TypeError or ValueError for a `query_offset` that does not fit its inputs."""
     offset, starts = inputs.query_offset, inputs.cu_seqlens
     check_tensor("query_offset", offset)
     assert offset is not None

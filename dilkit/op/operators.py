@@ -113,8 +113,9 @@ def _vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
     if inputs.dropout is not None:
         reason = "it goes by the place in the batch; make the mapped dimension a part of the batch"
         raise RuntimeError(f"dilated_attention does not support vmap with dropout_p > 0: {reason}, or use dropout_p=0")
-    if inputs.block_layout is not None:
-        raise RuntimeError("dilated_attention does not support vmap with a block_layout; make the mapped dimension a batch")
+    if inputs.given is not None:
+        name = "a block_layout" if inputs.intervals is None else "intervals"
+        raise RuntimeError(f"dilated_attention does not support vmap with {name}; make the mapped dimension a batch")
 
     def call(*tensors: Tensor | None) -> tuple[Tensor, Tensor]:
         results: tuple[Tensor, Tensor] = forward_op(*forward_arguments(unflat(tensors, options), options))
@@ -162,5 +163,4 @@ def forward_flops(query: Any, key: Any, value: Any, mask: Any, scale: float, tex
 def backward_flops(
     dout: Any, query: Any, key: Any, value: Any, out: Any, lse: Any, mask: Any, scale: float, text: str, *_: Any, **__: Any
 ) -> int:
-    """Return those of the backward pass of such a call."""
     return forward_flops(query, key, value, mask, scale, text) * 5 // 2

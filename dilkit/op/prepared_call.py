@@ -13,8 +13,8 @@ from dilkit.backend import Backend
 from dilkit.inputs import Inputs
 from dilkit.op import boundary, sequences
 from dilkit.op.arguments import check_inputs, check_others
-from dilkit.op.block_layout import check_layout
 from dilkit.op.call_options import CallOptions, flat
+from dilkit.op.given import check_given
 from dilkit.op.offsets import check_offset, check_offsets, packed_alike, positions_of
 from dilkit.op.schema import TENSORS
 from dilkit.op.scores import check_bias
@@ -83,9 +83,10 @@ def _made(moment: State, inputs: Inputs, options: CallOptions, results: Results 
     if not (is_causal or problem.varlen):  # causality and caches may yet see a token; packed sequences are of any lengths
         pattern.check_tokens(seq)
     backend = select(problem, requested_backends(backends) if backends else default)
-    check_layout(inputs.block_layout, pattern, query, key.shape[2])
-    if inputs.block_layout is not None and problem.varlen:
-        raise ValueError("block_layout and cu_seqlens cannot go together; compute sequences of one length as a batch")
+    check_given(inputs, pattern)
+    if inputs.given is not None and problem.varlen:
+        name = "block_layout" if inputs.intervals is None else "intervals"
+        raise ValueError(f"{name} and cu_seqlens cannot go together; compute sequences of one length as a batch")
     weights, positions = (None, None) if inputs.bias is None else (inputs.bias.weights, inputs.bias.positions)
     check_bias(options.bias, weights, positions, query, seq)
     encoded = backend.encode(problem)
@@ -96,7 +97,7 @@ def _made(moment: State, inputs: Inputs, options: CallOptions, results: Results 
     padded = pattern.tail == "zeros" and not is_causal and results is None and not problem.varlen
     zero_keys = zero_keys_of(pattern, seq, problem.heads, problem.kv_heads, query, range(seq)) if padded else None
     held = sum(x.nbytes for x in (zero_keys, encoded) if x is not None)
-    others = inputs.sink, inputs.cu_seqlens, inputs.dropout, inputs.block_layout, zero_keys
+    others = inputs.sink, inputs.cu_seqlens, inputs.dropout, inputs.given, zero_keys
     plain = all(x is None for x in others) and not (any_copied or options.dropout_p) and query.numel() > 0 and key.numel() > 0
     foreign = not type(backend).__module__.startswith("dilkit.backends.")
     return PreparedCall(

@@ -29,7 +29,6 @@ class Scores(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Tensor | None, Tensor | None]:
-        """Weights and positions."""
         return (None, None) if self.bias is None else (self.bias.weights, self.bias.positions)
 
     def of_part(self, number: int, parts: int) -> Scores:
@@ -46,7 +45,6 @@ class Scores(NamedTuple):
 
     @property
     def form(self) -> BiasForm | None:
-        """The facts of the bias."""
         return None if self.bias is None else self.bias.form
 
 

@@ -29,7 +29,6 @@ class ZeroKeys:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the logits."""
         return self.logits.nbytes
 
 

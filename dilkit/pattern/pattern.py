@@ -298,13 +298,9 @@ class Pattern(Presets, FlexMasks):
             branch.check_tokens(seq)
 
     @property
-    def given_blocks(self) -> Branch | None:
-        """The branch whose layout each call gives, if there is one."""
+    def given_branch(self) -> Branch | None:
+        """The branch whose pairs a tensor of each call gives, if there is one."""
         return next((branch for branch in self.branches if branch.is_given_by_call), None)
-
-    def with_layout(self, layout: Any) -> Pattern:
-        """Return the pattern with a layout for `given_blocks`, bools `(heads or 1, blocks, blocks)` of the model's heads."""
-        return self.with_branches(*(one.with_layout(layout) if one.is_given_by_call else one for one in self.branches))
 
     def count(self, seq: int, heads: int, *, kv_heads: int | None = None, is_causal: bool = False) -> Tensor:
         """Return `count[h, i, j]`, how many times query i of head h sees key j: an int32 tensor `(heads, seq, seq)`.
@@ -329,11 +325,13 @@ class Pattern(Presets, FlexMasks):
         kv_heads: int | None = None,
         is_causal: bool = False,
         span: range | None = None,
+        given: Tensor | None = None,
     ) -> Tensor:
         """Return the rows `rows` (int64, `(m,)`) of `count`: an int32 tensor `(heads, m, seq)` on the device of `rows`.
 
         `span`: the positions of which the rows are some, if these are not all among the `seq` keys. Before the first key a row is
-        in no segment, document or block: there it sees what a window or a stride shows.
+        in no segment, document or block: there it sees what a window or a stride shows. `given`: the tensor of a call for
+        `given_branch`, of one sequence `(heads or 1, ...)`.
         """
         import torch
 
@@ -344,7 +342,10 @@ class Pattern(Presets, FlexMasks):
         total = torch.zeros(heads, len(rows), seq, dtype=torch.int32, device=rows.device)
         for branch in self.branches:
             served = branch.served(at_hand)
-            shown = sees(branch, rows.clamp(min=0) if outside and not branch.goes_by_distance else rows, keys, at_hand)
+            if given is not None and branch.is_given_by_call:
+                shown = branch.shown_by(given[served.start : served.stop] if len(given) > 1 else given, rows, keys)
+            else:
+                shown = sees(branch, rows.clamp(min=0) if outside and not branch.goes_by_distance else rows, keys, at_hand)
             if outside and not branch.goes_by_distance:
                 shown = shown & (rows >= 0)[:, None]
             total[served.start : served.stop] += shown

@@ -78,14 +78,22 @@ class Presets:
         return cls.of(BlockSparse.bigbird(blocks, block_size, random_blocks=random_blocks, seed=seed, heads=heads))
 
     @classmethod
-    def natten(cls, shape: Sequence[int], kernel_size: int | Sequence[int], dilation: int | Sequence[int] = 1) -> Self:
+    def natten(
+        cls,
+        shape: Sequence[int],
+        kernel_size: int | Sequence[int],
+        dilation: int | Sequence[int] = 1,
+        *,
+        stride: int | Sequence[int] = 1,
+        causal: bool | Sequence[bool] = False,
+    ) -> Self:
         """Make the neighborhood of each cell of a row-major grid (arXiv 2204.07143; `Neighborhood`).
 
         >>> from dilkit import Pattern
         >>> Pattern.natten((3, 4), kernel_size=3).count(12, 1)[0, 0].view(3, 4).tolist()
         [[1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 0]]
         """
-        return cls.of(Neighborhood(shape, kernel_size, dilation))
+        return cls.of(Neighborhood(shape, kernel_size, dilation, stride=stride, causal=causal))
 
     @classmethod
     def dilateformer(
@@ -106,9 +114,12 @@ class Presets:
             raise PatternError(f"heads={heads} are no equal groups, one for each of dilations={tuple(dilations)}")
         group = heads // len(dilations)
         groups = [(first, first + group) for first in range(0, heads, group)]
-        branches = (
+        branches = [
             Neighborhood(shape, kernel_size, d, served, border="cut") for d, served in zip(dilations, groups, strict=True)
-        )
+        ]
+        for width in (sizes := branches[0].kernel_size):
+            if width % 2 == 0:
+                raise PatternError(f"kernel_size={sizes}: {width} is even, and cannot lie evenly around a token; give odd sizes")
         return cls.of(*branches, tail="zeros")
 
     @classmethod

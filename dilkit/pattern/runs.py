@@ -12,7 +12,6 @@ UNBOUNDED = 2**62
 
 
 def union(*sets: Positions) -> Positions:
-    """Return the positions that are in any of the sets."""
     joined: list[list[int]] = []
     for start, stop in sorted(run for runs in sets for run in runs.tolist()):
         if joined and start <= joined[-1][1]:
@@ -23,13 +22,11 @@ def union(*sets: Positions) -> Positions:
 
 
 def complement(runs: Positions, seq: int) -> Positions:
-    """Return the positions below `seq` that are not in `runs`."""
     ends = np.concatenate(([0], np.minimum(runs, seq).reshape(-1), [seq])).reshape(-1, 2)
     return ends[ends[:, 0] < ends[:, 1]]
 
 
 def difference(runs: Positions, without: Positions, seq: int) -> Positions:
-    """Return the positions of `runs` below `seq` that are not in `without`."""
     return complement(union(complement(runs, seq), without), seq)
 
 

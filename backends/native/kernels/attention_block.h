@@ -45,7 +45,12 @@ static void N(attend_vectors)(
     int64_t start = first + low * N(LANES), stop = first + high * N(LANES) < end ? first + high * N(LANES) : end;
     if (from == to)
         return;
-    int unseen = !task->by_place && (s->column_position[to - 1] > s->slot_last[start] || s->column_position[from] < s->slot_first[stop - 1]);
+    REAL begin = s->slot_first[stop - 1], last = s->slot_last[start]; /* what all rows see */
+    for (int64_t i = start; task->intervals && i < stop; i++) {
+        begin = s->slot_first[i] > begin ? s->slot_first[i] : begin;
+        last = s->slot_last[i] < last ? s->slot_last[i] : last;
+    }
+    int unseen = !task->by_place && (s->column_position[to - 1] > last || s->column_position[from] < begin);
     N(attend_tile)(task, start, stop - start, high - low, from, to, bias, unseen);
 }
 
@@ -87,11 +92,16 @@ static void N(attend_keys)(const Task *task, int64_t first, int64_t end, int vec
 
 /* A tile of rows with those of the packed columns that some of them see, before or behind them. */
 static void N(attend_between)(const Task *task, int64_t first, int64_t end, int vectors, int64_t columns, REAL bias) {
-    const REAL *column = task->s.column_position;
-    int64_t next = first + vectors * N(LANES), last = (next < end ? next : end) - 1, from = 0, to = columns;
-    while (from < columns && column[from] < task->s.slot_first[first])
+    const REAL *column = task->s.column_position, *firsts = task->s.slot_first, *lasts = task->s.slot_last;
+    int64_t next = first + vectors * N(LANES), stop = next < end ? next : end, from = 0, to = columns;
+    REAL least = firsts[first], most = lasts[stop - 1];
+    for (int64_t i = first; task->intervals && i < stop; i++) {
+        least = firsts[i] < least ? firsts[i] : least;
+        most = lasts[i] > most ? lasts[i] : most;
+    }
+    while (from < columns && column[from] < least)
         from++;
-    while (to > from && column[to - 1] > task->s.slot_last[last])
+    while (to > from && column[to - 1] > most)
         to--;
     if (from < to)
         N(attend_vectors)(task, first, end, 0, vectors, from / REGISTER_ROWS * REGISTER_ROWS, round_up(to, REGISTER_ROWS), bias);
@@ -120,7 +130,7 @@ static void N(start_slots)(const Task *task, int64_t slots, int64_t *low, int64_
         s->slot_first[i] = task->before == UNBOUNDED ? -REAL_MAX : (REAL)(row - task->before);
         s->slot_last[i] = task->after == UNBOUNDED ? REAL_MAX : (REAL)(row + task->after);
         if (task->intervals && row < p->block_rows) {
-            const int64_t *interval = task->intervals[task->start + row - task->interval_row];
+            const int64_t *interval = N(interval_of)(task, task->start + row);
             REAL first = (REAL)(interval[0] - task->start), last = (REAL)(interval[1] - 1 - task->start);
             s->slot_first[i] = first > s->slot_first[i] ? first : s->slot_first[i];
             s->slot_last[i] = last < s->slot_last[i] ? last : s->slot_last[i];

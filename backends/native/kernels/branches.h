@@ -2,7 +2,7 @@
  *
  *     SEGMENTS   attend_segments       cell by cell, rows of a list by the set of branches that keep them
  *     BAND       attend_beyond         rows by their remainder, which see columns from a first to a last position
- *     RUNS       attend_runs           each run of rows with its runs of columns; rows in order, each with its own, together
+ *     RUNS       attend_runs           each run of rows with its runs of columns; single rows, each with its own, together
  *     GRID       attend_neighborhood   patch by patch of the grid, each with the cells around it (neighborhood.h)
  */
 
@@ -30,7 +30,7 @@ static int64_t N(collect_rows)(const Task *task, int64_t start, int64_t stop, in
             list->set = *set;
         if (!*set || *set != list->set)
             continue;
-        N(add_row)(task, list, x - task->start);
+        N(add_row)(task, list, (task->intervals ? task->s.row_order[x - start] : x) - task->start);
         *set = 0;
     }
     return N(end_list)(task, list);
@@ -104,19 +104,51 @@ static void N(attend_run)(Task *task, const Segment *runs, int64_t count, int64_
     task->segments = 0;
 }
 
-/* Consecutive rows from `at` on that see a run of columns each, from `run` on: all columns at once, of which each row sees its
- * own. */
-static void N(attend_rows_in_order)(Task *task, const RunTables *t, int64_t run, int64_t at, int64_t rows) {
-    const int64_t (*columns)[2] = &t->columns[t->first_columns[run]];
-    int64_t first = 0;
-    task->intervals = columns, task->interval_row = at;
-    while (first < rows && columns[first][1] <= task->first_column)
-        first++;
-    while (rows > first && columns[rows - 1][0] >= task->last_column)
-        rows--;
-    if (first < rows) {
-        const Segment segment = {columns[first][0], lesser(columns[rows - 1][1], task->p->seq), 1, 1, {0}};
-        N(attend_run)(task, &segment, 1, at + first, at + rows);
+/* Sort rows by where their intervals begin: Shell's sort, which leaves those in order as they are. */
+static void N(order_rows)(const Task *task, int64_t *order, int64_t count) {
+    for (int64_t gap = count / 2; gap > 0; gap = gap == 2 ? 1 : gap * 5 / 11)
+        for (int64_t i = gap; i < count; i++) {
+            int64_t x = order[i], at = i;
+            for (; at >= gap && N(interval_of)(task, order[at - gap])[0] > N(interval_of)(task, x)[0]; at -= gap)
+                order[at] = order[at - gap];
+            order[at] = x;
+        }
+}
+
+/* The first rows of row_order, each of which sees an interval: all columns of these at once, of which each row sees its own. */
+static void N(attend_interval)(Task *task, int64_t count) {
+    const int64_t *order = task->s.row_order;
+    Segment segments[MAX_BRANCHES];
+    N(order_rows)(task, task->s.row_order, count);
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t *columns = N(interval_of)(task, order[i]), stop = lesser(columns[1], task->p->seq);
+        task->s.branch_set[i] = !N(hidden)(task, order[i]);
+        if (!task->segments || (columns[0] > segments[task->segments - 1].stop && task->segments < MAX_BRANCHES))
+            segments[task->segments++] = (Segment){columns[0], stop, 1, 1, {0}};
+        else
+            segments[task->segments - 1].stop = greater(segments[task->segments - 1].stop, stop);
+    }
+    if (count)
+        N(attend_rows)(task, segments, task->start, task->start + count);
+    task->segments = 0;
+}
+
+/* Consecutive rows from `at` on that see few runs of columns each, from `run` on: the first one of all rows, the second, ... */
+static void N(attend_intervals)(Task *task, const RunTables *t, int64_t run, int64_t at, int64_t rows) {
+    int64_t most = 0;
+    for (int64_t i = run; i < run + rows; i++)
+        most = greater(most, t->first_columns[i + 1] - t->first_columns[i]);
+    task->intervals = t, task->interval_run = run, task->interval_row = at;
+    for (task->interval = 0; task->interval < most; task->interval++) {
+        int64_t count = 0;
+        for (int64_t x = at, i = run; x < at + rows; x++, i++) {
+            if (task->interval >= t->first_columns[i + 1] - t->first_columns[i])
+                continue;
+            const int64_t *columns = N(interval_of)(task, x);
+            if (columns[0] < task->last_column && columns[1] > task->first_column)
+                task->s.row_order[count++] = x;
+        }
+        N(attend_interval)(task, count);
     }
     task->intervals = NULL;
 }
@@ -129,9 +161,9 @@ static void N(attend_runs)(Task *task, const RunTables *t, int64_t table) {
     for (int64_t run = run_of_row(t, table, at); at < task->stop && run < t->table[table + 1]; run++) {
         int64_t stop = greater(lesser(t->rows_end[run], task->stop), at), rows = 0;
         if (t->rows_end[run] == at + 1 && task->p->seq <= EXACT_POSITIONS)
-            rows = rows_in_order(t, run, lesser(t->table[table + 1], run + task->stop - at));
+            rows = single_rows(t, run, lesser(t->table[table + 1], run + task->stop - at));
         if (rows > 1) {
-            N(attend_rows_in_order)(task, t, run, at, rows);
+            N(attend_intervals)(task, t, run, at, rows);
             at += rows, run += rows - 1;
             continue;
         }

@@ -72,7 +72,9 @@ typedef struct {
 /* A row-major grid, of as many cells as the sequence has tokens; dimensions that it has not are the first ones, of size 1. */
 typedef struct {
     int64_t size[3], kernel[3], step[3];
-    int64_t cut; /* whether edges cut neighborhoods off, which else move back from them */
+    int64_t shared[3]; /* cells of a residue class that share a kernel, at most as many as it has */
+    int64_t causal[3]; /* whether a cell sees no later one on the axis */
+    int64_t cut;       /* whether edges cut neighborhoods off, which else move back from them */
 } Grid;
 
 /* Bricks of a grid as blocks: their sides, and how many there are along each; 0: blocks are consecutive rows. */

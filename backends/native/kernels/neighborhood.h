@@ -214,7 +214,8 @@ static void N(attend_neighborhood)(Task *task, const Grid *grid) {
     const Cut boxes = N(choose_cut)(task, axes, cells);
 #if UNIT == 1
     StripCut strips = {.cost = -1};
-    if (has_strips(task->p, task->phase))
+    const int is_shared = axes[0].shared > 1 || axes[1].shared > 1 || axes[2].shared > 1; /* then lines do not begin where kernels do */
+    if (has_strips(task->p, task->phase) && !is_shared)
         strips = choose_strips(axes, cells, most_cells(task->p), N(LANES));
     if (strips.cost * GROUP_ROWS > N(cost_of_cut)(task, axes, cells, &boxes))
         strips.cost = -1;

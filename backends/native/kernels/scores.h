@@ -96,19 +96,20 @@ __attribute__((noinline)) static void N(cap_scores)(const Task *task, int vector
         }
 }
 
-/* The distance of LANES rows, whose positions are given, from column k. */
+/* The distance of LANES rows, whose positions are given, from column k: the maximum with 0 of a neutral row's NaN is 0. */
 __attribute__((always_inline)) static inline Vector N(distance)(const int way, const Vector row[3], REAL *const column[3], int64_t k) {
+    const Vector none = {0};
     Vector x = row[0] - column[0][k];
     if (way == N(LINE))
-        return N(magnitude)(x);
+        return N(vector_max)(N(magnitude)(x), none);
     Vector y = row[1] - column[1][k];
     if (way == N(PLANE))
-        return R(VECTOR_SQRT)(x * x + y * y);
+        return N(vector_max)(R(VECTOR_SQRT)(x * x + y * y), none);
     Vector z = row[2] - column[2][k];
     if (way == N(SPACE))
-        return R(VECTOR_SQRT)(x * x + y * y + z * z);
+        return N(vector_max)(R(VECTOR_SQRT)(x * x + y * y + z * z), none);
     x = N(magnitude)(x), y = N(magnitude)(y), z = N(magnitude)(z);
-    return way == N(SPACE_L1) ? x + y + z : N(vector_max)(x, N(vector_max)(y, z));
+    return N(vector_max)(way == N(SPACE_L1) ? x + y + z : N(vector_max)(x, N(vector_max)(y, z)), none);
 }
 
 /* The entries of a table for LANES rows with column k: query less key, clipped, of each dimension. */

@@ -44,6 +44,7 @@ typedef struct {
     REAL *strip_keys, *strip_values;      /* as strips/packing.h lays them out */
     INTEGER *strip_seen;                  /* (vectors of cells of a plane, GROUP_ROWS, LANES): -1 where a row sees a cell, else 0 */
     uint64_t *branch_set;      /* (block_rows,): the branches that keep a row of the cell; 0 once it is collected */
+    int64_t *row_order;        /* (block_rows,): rows in the order of their intervals */
     TileIterator *tiles;
 } Scratch;
 
@@ -59,13 +60,19 @@ typedef struct {
     int64_t row_head, column_head, first_column, last_column; /* only the columns first_column .. last_column - 1 */
     int64_t before, after; /* of the branches at hand: a row at x sees columns from x - before to x + after, or UNBOUNDED */
     int64_t without[2];    /* the tables of the rows and of the columns that these branches leave out, -1 = none */
-    const int64_t (*intervals)[2]; /* RUNS of one row each, from `interval_row` on: the columns that each row sees; else NULL */
-    int64_t interval_row;
+    const RunTables *intervals; /* RUNS of one row each, `interval_run` that of `interval_row`: rows of row_order see their columns */
+    int64_t interval_run, interval_row, interval; /* of the run so numbered; else NULL */
     int64_t segments;      /* RUNS, GRID: so many segments of columns, none in two, each seen by the lists that it names; else 0 */
     int own, relations;    /* of the branch at hand: the first `own` say which pairs are seen, the others which are not */
     int merged_once;       /* FORWARD: whether the rows at hand have no other sums to be merged with */
     int by_place;          /* whether a row sees all that its own relations show, before it or behind it */
 } Task;
+
+/* The interval of columns at hand of row `x`. */
+static inline const int64_t *N(interval_of)(const Task *task, int64_t x) {
+    const RunTables *t = task->intervals;
+    return t->columns[t->first_columns[task->interval_run + x - task->interval_row] + task->interval];
+}
 
 /* The columns as add_to_rows reads them. */
 static inline Columns N(added)(const Scratch *s, int which) {
@@ -132,7 +139,7 @@ static size_t N(lay_out_scratch)(const Problem *p, int phase, Scratch *s, char *
     size_t cells = UNIT == 1 && has_strips(p, phase) ? (size_t)most_cells(p) : 0;
     s->strip_keys = RESERVE(cells * padded, REAL), s->strip_values = RESERVE(cells * padded, REAL);
     s->strip_seen = RESERVE(GROUP_ROWS * cells, INTEGER);
-    s->slot_line = RESERVE(slots, int64_t), s->branch_set = RESERVE(rows, uint64_t), s->tiles = RESERVE(1, TileIterator);
+    s->slot_line = RESERVE(slots, int64_t), s->branch_set = RESERVE(rows, uint64_t), s->row_order = RESERVE(rows, int64_t), s->tiles = RESERVE(1, TileIterator);
 #undef RESERVE
     return (size_t)(at - memory);
 }

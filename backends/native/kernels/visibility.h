@@ -77,14 +77,12 @@ static inline int64_t run_of_row(const RunTables *t, int64_t table, int64_t x) {
     return first_above(t->rows_end, t->table[table], t->table[table + 1] - 1, x);
 }
 
-/* How many runs from `run` on, before `end`, are of one row with one run of columns, these in the order of the rows. */
-static inline int64_t rows_in_order(const RunTables *t, int64_t run, int64_t end) {
+/* How many runs from `run` on, before `end`, are of one row each that sees few runs of columns. */
+static inline int64_t single_rows(const RunTables *t, int64_t run, int64_t end) {
+    enum { MOST_INTERVALS = 8 }; /* the rows are gone through so often */
     int64_t next = run;
-    for (; next < end && t->first_columns[next + 1] - t->first_columns[next] == 1; next++) {
-        const int64_t *columns = t->columns[t->first_columns[next]];
-        if (next > run && (t->rows_end[next] != t->rows_end[next - 1] + 1 || columns[0] < columns[-2] || columns[1] < columns[-1]))
-            break;
-    }
+    while (next < end && t->first_columns[next + 1] - t->first_columns[next] <= MOST_INTERVALS && (next == run || t->rows_end[next] == t->rows_end[next - 1] + 1))
+        next++;
     return next - run;
 }
 

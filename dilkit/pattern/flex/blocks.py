@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from dilkit.pattern.lowering import Band, Form, GivenBlocks, Global, Grid, Runs, Segments
+from dilkit.pattern.lowering import Band, Form, Given, Global, Grid, Runs, Segments
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,7 +29,7 @@ def blocks_of(forms: Sequence[Form], seq: int, heads: int, is_causal: bool) -> t
     count = seq // BLOCK
     some, whole = (np.zeros((heads, count, count), np.bool_) for _ in range(2))
     for form in forms:
-        if isinstance(form, GivenBlocks):  # `given_blocks` adds what each call says
+        if isinstance(form, Given):  # `given_blocks` adds what each call says
             continue
         own_some, own_whole = _of_form(form, count)
         served = slice(*form.heads)
@@ -83,11 +83,11 @@ def _of_form(form: Form, count: int) -> tuple[Bools, Bools]:
     rest = int(np.prod(form.shape[1:]))
     # A window is moved back, if at all, by less than its own length.
     reach = ((form.kernel[0] - 1) * form.dilation[0] + 1) * rest - 1
-    return _of_form(Band(heads=form.heads, back=reach, ahead=reach), count)[0], np.zeros((count, count), np.bool_)
+    ahead = rest - 1 if form.axes[0].causal else reach
+    return _of_form(Band(heads=form.heads, back=reach, ahead=ahead), count)[0], np.zeros((count, count), np.bool_)
 
 
 def among(runs: NDArray[np.int64], seq: int) -> Bools:
-    """Return a mask `(seq,)` of the positions inside disjoint runs `(n, 2)`."""
     change = np.zeros(seq + 1, np.int64)
     for bounds, step in ((runs[:, 0], 1), (runs[:, 1], -1)):
         np.add.at(change, np.minimum(bounds, seq), step)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dilkit.checks import boolean, integer
 from dilkit.pattern.checks import PatternError
-from dilkit.pattern.lowering.forms import GivenBlocks, Unlowered
+from dilkit.pattern.lowering.forms import Given, Unlowered
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +52,7 @@ class FlexMasks:
 
         from dilkit.pattern.flex.blocks import BLOCK, blocks_of, ended, listed
 
-        forms = self._flex_forms(seq, heads, kv_heads, is_causal)
+        forms, _ = self._flex(seq, heads, kv_heads, is_causal, device)
         some, whole = ended(*blocks_of(forms, -(-seq // BLOCK) * BLOCK, heads, is_causal), seq)
         (counts, blocks), (whole_counts, whole_blocks) = (
             tuple(x[None].to(device) for x in listed(marked)) for marked in (some & ~whole, whole)
@@ -65,7 +65,7 @@ class FlexMasks:
         self, seq: int, heads: int, *, kv_heads: int | None = None, is_causal: bool = False, device: str | torch.device = "cpu"
     ) -> Mod:
         """Return `mask_mod(b, h, i, j)`, True where query i of head h sees key j. Raises as `block_mask` does."""
-        count = self._flex_count(seq, heads, kv_heads, is_causal, device)
+        _, count = self._flex(seq, heads, kv_heads, is_causal, device)
 
         def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             seen = (count(h, i, j) > 0) & (i < seq) & (j < seq)
@@ -84,8 +84,8 @@ class FlexMasks:
 
         from dilkit.pattern.flex.pairs import shown_by_several
 
-        count = self._flex_count(seq, heads, kv_heads, is_causal, device)
-        if not shown_by_several(self._flex_forms(seq, heads, kv_heads, is_causal), cast("Pattern", self).overlap):
+        forms, count = self._flex(seq, heads, kv_heads, is_causal, device)
+        if not shown_by_several(forms, cast("Pattern", self).overlap):
             return None
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -94,16 +94,13 @@ class FlexMasks:
 
         return score_mod
 
-    def _flex_count(self, seq: int, heads: int, kv_heads: int | None, is_causal: bool, device: str | torch.device) -> Shows:
+    def _flex(
+        self, seq: int, heads: int, kv_heads: int | None, is_causal: bool, device: str | torch.device
+    ) -> tuple[Forms, Shows]:
         import torch
 
         from dilkit.pattern.flex.blocks import BLOCK
         from dilkit.pattern.flex.pairs import counter
-
-        forms = self._flex_forms(seq, heads, kv_heads, is_causal)
-        return counter(forms, -(-seq // BLOCK) * BLOCK, torch.device(device))
-
-    def _flex_forms(self, seq: int, heads: int, kv_heads: int | None, is_causal: bool) -> Forms:
         from dilkit.pattern.lowering.lower import lower
 
         pattern = cast("Pattern", self)
@@ -117,7 +114,7 @@ class FlexMasks:
             raise PatternError(f"tail={pattern.tail!r} adds keys that no mask can show; tail='exact' is needed")
         forms = lower(pattern, seq, heads, kv_heads)
         for form in forms:
-            if isinstance(form, (GivenBlocks, Unlowered)):
-                why = form.why if isinstance(form, Unlowered) else "its blocks are given by each call"
+            if isinstance(form, (Given, Unlowered)):
+                why = form.why if isinstance(form, Unlowered) else "each call gives what it shows"
                 raise PatternError(f"branch {pattern.branches[form.branch].call()} has no mask of its own: {why}")
-        return forms
+        return forms, counter(forms, -(-seq // BLOCK) * BLOCK, torch.device(device))

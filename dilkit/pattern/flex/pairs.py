@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from dilkit.pattern.flex.blocks import among
-from dilkit.pattern.lowering import Band, CutGrid, Form, GivenBlocks, Global, Grid, Runs, Segments
+from dilkit.pattern.lowering import Band, Form, Given, Global, Grid, Runs, Segments
 from dilkit.pattern.lowering.tables import RunTable
 from dilkit.pattern.runs import UNBOUNDED
 
@@ -31,7 +31,7 @@ MOST_CELLS = 2**27
 
 def counter(forms: Sequence[Form], seq: int, device: torch.device) -> Shows:
     """The count of a pair, among sequences of up to `seq` tokens, causality aside."""
-    shown = [None if isinstance(form, GivenBlocks) else _shows(form, seq, device) for form in forms]
+    shown = [None if isinstance(form, Given) else _shows(form, seq, device) for form in forms]
 
     def count(h: Any, i: Any, j: Any) -> Any:
         total = h * 0
@@ -153,18 +153,13 @@ def _of_table(table: RunTable, run_of: Tensor, seq: int) -> Shows:
 
 
 def _grid(form: Grid) -> Shows:
-    """Dimension by dimension: cell j is in the window of cell i, which moves back from edges or is cut off."""
-    cut = isinstance(form, CutGrid)
+    """Dimension by dimension: cell j is in the window of cell i."""
 
     def shows(h: Any, i: Any, j: Any) -> Any:
         near = i == i
-        for dim, (size, width, step) in enumerate(zip(form.shape, form.kernel, form.dilation, strict=True)):
+        for dim, axis in enumerate(form.axes):
             cells = prod(form.shape[dim + 1 :])
-            row, column = i // cells % size, j // cells % size
-            start = row // step - width // 2
-            if not cut:  # the last start of a window among the coordinates of this residue
-                start = start.clamp(min=0).minimum((size - 1 - row % step) // step + 1 - width)
-            near = near & (row % step == column % step) & (column // step >= start) & (column // step < start + width)
+            near = near & axis.sees(i // cells % axis.size, j // cells % axis.size)
         return near
 
     return shows

@@ -133,11 +133,14 @@ class SlidingWindow(Branch):
             window = "no window" if self.window is None else f"window={self.window}"
             raise PatternError(f"{window}, before={self.before}, after={self.after}: give window alone, or both before and after")
         if self.window is None:
-            before, after = (_reach_of(name, side) for name, side in zip(("before", "after"), sides, strict=True))
-            same = before == after
-            object.__setattr__(self, "window", before + 1 if same else None)
-            for name, reach in (("before", before), ("after", after)):
-                object.__setattr__(self, name, None if same else -1 if reach == _OPEN else reach)
+            reaches = {name: integer(name, side) for name, side in zip(("before", "after"), sides, strict=True)}
+            for name, reach in reaches.items():
+                if not -1 <= reach < WHOLE_SEQUENCE:
+                    raise PatternError(f"{name}={reach}: tokens from 0 on are needed, or -1 for an open side")
+            before, after = (-1 if reach == _OPEN else reach for reach in reaches.values())
+            self._set(before=before, after=after)
+            if before == after:
+                self._set(window=WHOLE_SEQUENCE if before == -1 else before + 1, before=None, after=None)
         if self.window is not None:
             self._settle(window=self.window)
         if self.dilation_rate > (widest := max(self.reaches) + 1):
@@ -234,14 +237,6 @@ class Strided(Branch):
 
 _OPEN = WHOLE_SEQUENCE - 1
 """The reach of a side that is open: a window of it is the largest integer."""
-
-
-def _reach_of(name: str, side: Any) -> int:
-    """Return the reach of a side, -1 for open. Raises TypeError or `PatternError` for what is none."""
-    reach = integer(name, side)
-    if not -1 <= reach < WHOLE_SEQUENCE:
-        raise PatternError(f"{name}={reach}: tokens from 0 on are needed, or -1 for an open side")
-    return _OPEN if reach == -1 else min(reach, _OPEN)
 
 
 def _seen(rows: int, is_causal: bool) -> int:

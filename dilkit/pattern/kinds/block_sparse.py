@@ -191,6 +191,7 @@ class BlockSparse(Branch):
     """
 
     kind: ClassVar[str] = "block_sparse"
+    argument: ClassVar[str] = "block_layout"
 
     layout: BlockLayout | None
     block_size: int
@@ -198,8 +199,7 @@ class BlockSparse(Branch):
 
     def __init__(self, layout: Any, block_size: int, heads: range | tuple[int, int] | None = None) -> None:
         checked = layout if layout is None or isinstance(layout, BlockLayout) else BlockLayout.of(layout)
-        for name, value in dict(layout=checked, block_size=block_size, heads=heads).items():
-            object.__setattr__(self, name, value)
+        self._set(layout=checked, block_size=block_size, heads=heads)
         self._settle(block_size=block_size)
 
     @classmethod
@@ -255,8 +255,8 @@ class BlockSparse(Branch):
     def is_given_by_call(self) -> bool:
         return self.layout is None
 
-    def with_layout(self, layout: Any) -> BlockSparse:
-        return BlockSparse(layout, self.block_size, self.heads)
+    def shown_by(self, given: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
+        return given[:, rows // self.block_size][:, :, keys // self.block_size]
 
     @property
     def own_layout(self) -> BlockLayout:
@@ -289,7 +289,7 @@ class BlockSparse(Branch):
 
         chosen = self._layouts(heads)
         layouts = torch.from_numpy(self.own_layout.array()[chosen.start : chosen.stop].copy()).to(rows.device)
-        return layouts[:, rows // self.block_size][:, :, keys // self.block_size]
+        return self.shown_by(layouts, rows, keys)
 
     def pairs(self, seq: int, heads: Heads, is_causal: bool) -> int:
         if self.layout is None:  # as many as a layout can have

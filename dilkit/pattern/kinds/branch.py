@@ -35,6 +35,8 @@ class Branch(ABC):
     """
 
     kind: ClassVar[str]
+    argument: ClassVar[str] = ""
+    """The argument of `dilkit.dilated_attention` that gives what the branch shows, where `is_given_by_call`."""
 
     @property
     @abstractmethod
@@ -90,12 +92,12 @@ class Branch(ABC):
 
     @property
     def is_given_by_call(self) -> bool:
-        """True if each call gives the layout of the branch (`block_layout` of `dilkit.dilated_attention`)."""
+        """True if the tensor `argument` of each call of `dilkit.dilated_attention` says what the branch shows."""
         return False
 
-    def with_layout(self, layout: Any) -> Branch:
-        """Return the branch with the layout of a call, where `is_given_by_call`."""
-        return self
+    def shown_by(self, given: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
+        """Return `sees` by the tensor of a call `(heads served or 1, ...)`, where `is_given_by_call`."""
+        raise NotImplementedError(f"{type(self).__name__} is given by no call")
 
     @property
     def forgets_every(self) -> int:
@@ -181,9 +183,11 @@ class Branch(ABC):
 
     def _settle(self, **numbers: Any) -> None:
         """Make these fields integers from 1 to 2**63 - 1 and `heads` a pair. Raises TypeError or `PatternError` naming them."""
-        for name, value in numbers.items():
-            object.__setattr__(self, name, positive(name, value))
-        object.__setattr__(self, "heads", head_range("heads", self.heads))
+        self._set(**{name: positive(name, value) for name, value in numbers.items()}, heads=head_range("heads", self.heads))
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
 
 def _tupled(value: Any) -> Any:

@@ -58,8 +58,7 @@ class GlobalTokens(Branch):
         self, tokens: int | Iterable[int], direction: str = "both", heads: range | tuple[int, int] | None = None
     ) -> None:
         one_of("direction", direction, DIRECTIONS, PatternError)
-        for name, value in dict(tokens=_checked(tokens), direction=direction, heads=heads).items():
-            object.__setattr__(self, name, value)
+        self._set(tokens=_checked(tokens), direction=direction, heads=heads)
         self._settle()
 
     @property

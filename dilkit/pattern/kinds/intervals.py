@@ -17,7 +17,7 @@ from dilkit.checks import integer, shown
 from dilkit.pattern.checks import WHOLE_SEQUENCE, PatternError
 from dilkit.pattern.heads import Heads
 from dilkit.pattern.kinds.branch import Branch
-from dilkit.pattern.lowering.forms import Band, Form, Runs
+from dilkit.pattern.lowering.forms import Band, Form, GivenIntervals, Runs
 from dilkit.pattern.lowering.tables import RunTable, turned
 from dilkit.pattern.runs import UNBOUNDED, Positions
 
@@ -51,8 +51,7 @@ class Documents(Branch):
     def __init__(self, lengths: Iterable[int], heads: range | tuple[int, int] | None = None) -> None:
         if isinstance(lengths, (str, bytes)) or not isinstance(lengths, Iterable):
             raise TypeError(f"lengths={shown(lengths)} must be a sequence of integers, the tokens of each document")
-        object.__setattr__(self, "lengths", tuple(integer(f"lengths[{i}]", length) for i, length in enumerate(lengths)))
-        object.__setattr__(self, "heads", heads)
+        self._set(lengths=tuple(integer(f"lengths[{i}]", length) for i, length in enumerate(lengths)), heads=heads)
         if not self.lengths or min(self.lengths) < 1 or self.max_seq > WHOLE_SEQUENCE:
             raise PatternError(f"lengths={shown(self.lengths)}: one document at least, each of one token at least, is needed")
         self._settle()
@@ -187,12 +186,14 @@ class RowIntervals:
 
 @dataclass(frozen=True, repr=False)
 class Intervals(Branch):
-    """Each row sees the columns from `first` up to `last`, in one interval or two.
+    """Each row sees the columns from `first` up to `last`, in one interval or two; or each call gives its own intervals.
 
         i sees j  if  first[i] <= j <= last[i]              (or  first[i, n] <= j <= last[i, n]  for an n of 0 and 1)
 
     - `first`, `last`: integers `(rows,)` or `(rows, 2)`, arrays, tensors or lists; kept as `RowIntervals`, compared and hashed by
       content. An interval ends at the first and the last row; one whose last column is before its first is empty.
+    - `most`: `Intervals(None, most=k)` has no intervals: each call gives up to k for each query, `intervals=` of
+      `dilkit.dilated_attention`.
     - `heads`: the query heads (start, stop) that it serves; None means all.
 
     A sequence has at most as many tokens as there are rows; of fewer tokens, it has the first rows and columns. Each row has
@@ -205,15 +206,20 @@ class Intervals(Branch):
     """
 
     kind: ClassVar[str] = "intervals"
+    argument: ClassVar[str] = "intervals"
 
-    rows: RowIntervals
+    rows: RowIntervals | None
+    most: int | None = None
     heads: tuple[int, int] | None = None
 
-    def __init__(self, first: Any, last: Any, heads: range | tuple[int, int] | None = None) -> None:
-        made = isinstance(first, RowIntervals) and last is None
-        object.__setattr__(self, "rows", first if made else RowIntervals.of(first, last))
-        object.__setattr__(self, "heads", heads)
-        self._settle()
+    def __init__(
+        self, first: Any, last: Any = None, heads: range | tuple[int, int] | None = None, *, most: int | None = None
+    ) -> None:
+        if (first is None) != (most is not None) or (first is None and last is not None):
+            raise PatternError("most goes with no intervals: give Intervals(first, last), or Intervals(None, most=k)")
+        are_rows = first is None or (isinstance(first, RowIntervals) and last is None)
+        self._set(rows=first if are_rows else RowIntervals.of(first, last), most=most, heads=heads)
+        self._settle(**({} if most is None else dict(most=most)))
 
     @classmethod
     def of_rows(cls, rows: RowIntervals, heads: tuple[int, int] | None = None) -> Intervals:
@@ -221,49 +227,82 @@ class Intervals(Branch):
         return cls(rows, None, heads)
 
     @property
+    def is_given_by_call(self) -> bool:
+        return self.rows is None
+
+    @property
+    def is_of_whole_sequences(self) -> bool:
+        return self.rows is None
+
+    @property
+    def own_rows(self) -> RowIntervals:
+        """The intervals. Raises `PatternError` where they are given at each call."""
+        if self.rows is None:
+            way = "give it some, Intervals(first, last), or intervals= to dilated_attention"
+            raise PatternError(f"{self.call()} has no intervals of its own; {way}")
+        return self.rows
+
+    @property
     def max_seq(self) -> int:
-        return self.rows.rows
+        return WHOLE_SEQUENCE if self.rows is None else self.rows.rows
 
     def sees(self, rows: Tensor, keys: Tensor, heads: Heads) -> Tensor:
         import torch
 
-        table = torch.from_numpy(self.rows.array().copy()).to(rows.device)[rows]
-        return ((table[:, :, :1] <= keys) & (keys < table[:, :, 1:])).any(1)[None]
+        return self.shown_by(torch.from_numpy(self.own_rows.array().copy()).to(rows.device)[None], rows, keys)
+
+    def shown_by(self, given: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
+        start, stop = given[:, rows].unsqueeze(-1).unbind(3)
+        return ((start <= keys) & (keys < stop)).any(2)
 
     def pairs(self, seq: int, heads: Heads, is_causal: bool) -> int:
+        if self.rows is None:  # as many as a call can give
+            return len(self.served(heads)) * (seq * (seq + 1) // 2 if is_causal else seq * seq)
         start, stop = np.moveaxis(self.rows.array()[:seq], 2, 0)
         ends = np.arange(1, len(start) + 1)[:, None] if is_causal else seq
         return len(self.served(heads)) * int((np.minimum(stop, ends) - start).clip(0).sum())
 
-    def forms(self, heads: Heads, seq: int) -> Iterable[Runs]:
-        table = self.rows.array()
+    def forms(self, heads: Heads, seq: int) -> Iterable[Form]:
+        if self.most is not None:
+            return [GivenIntervals(heads=self.range_served(heads), most=self.most)]
+        table = self.own_rows.array()
         row, interval = np.nonzero(table[..., 0] < table[..., 1])
         runs = np.concatenate((row[:, None], table[row, interval]), axis=1)
         queries, keys = (RunTable.of_blocks(of_rows, len(table), 1).joined() for of_rows in (runs, turned(runs)))
         return [Runs(heads=self.range_served(heads), queries=queries, keys=keys)]
 
     def of_heads(self, heads: tuple[int, int] | None) -> Intervals:
-        return self.of_rows(self.rows, heads)
+        return Intervals(self.rows, None, heads, most=self.most)
 
     def to_fields(self) -> dict[str, Any]:
+        if self.rows is None:
+            return dict(kind=self.kind, most=self.most, heads=self.heads)
         return dict(kind=self.kind, rows=self.rows.rows, intervals=self.rows.text(), heads=self.heads)
 
     @classmethod
     def arguments(cls) -> dict[str, bool]:
-        return dict(rows=True, intervals=True, heads=False)
+        return dict(rows=False, intervals=False, most=False, heads=False)
 
     @classmethod
     def from_fields(cls, values: Mapping[str, Any]) -> Intervals:
-        return cls.of_rows(RowIntervals.from_text(values["rows"], values["intervals"]), values.get("heads"))
+        rows, text, most = (values.get(name) for name in ("rows", "intervals", "most"))
+        if (rows is None) != (text is None) or (rows is None) != (most is not None):
+            raise PatternError("rows and intervals belong together, and most stands alone; give both, or most")
+        return cls(None if rows is None else RowIntervals.from_text(rows, text), None, values.get("heads"), most=most)
 
     def call(self) -> str:
-        digest = hashlib.sha256(self.rows.numbers).hexdigest()[:8]
-        return f"Intervals(<{self.rows.rows} rows, {digest}>{'' if self.heads is None else f', heads={self.heads!r}'})"
+        if self.rows is None:
+            which = f"None, most={self.most}"
+        else:
+            which = f"<{self.rows.rows} rows, {hashlib.sha256(self.rows.numbers).hexdigest()[:8]}>"
+        return f"Intervals({which}{'' if self.heads is None else f', heads={self.heads!r}'})"
 
     def __repr__(self) -> str:
-        return f"Intervals.of_rows({self.rows!r}, heads={self.heads!r})"
+        return self.call() if self.rows is None else f"Intervals.of_rows({self.rows!r}, heads={self.heads!r})"
 
     def __str__(self) -> str:
+        if self.rows is None:
+            return f"up to {self.most} intervals of keys for each query, given at each call{self.heads_text()}"
         most = " or two" if self.rows.array().shape[1] == 2 else ""
         return f"an interval{most} of columns for each of {self.rows.rows:,} rows{self.heads_text()}"
 

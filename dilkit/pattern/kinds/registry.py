@@ -140,7 +140,7 @@ def check_branches(branches: tuple[Branch, ...]) -> None:
             hint = f"dilkit.register_kind({name}) makes it so"
             raise TypeError(f"branches[{i}]={shown(branch)} is of a kind that is not known; {hint}")
     if sum(branch.is_given_by_call for branch in branches) > 1:
-        raise PatternError("branches has two without a layout of their own; a call gives one block_layout, for one branch")
+        raise PatternError("branches has two that are given by each call, block_sparse or intervals; at most one is possible")
 
 
 def branch_of(values: Any) -> Branch:

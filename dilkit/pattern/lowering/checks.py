@@ -14,7 +14,19 @@ import numpy as np
 
 from dilkit.checks import integer, shown
 from dilkit.pattern.checks import WHOLE_SEQUENCE, PatternError
-from dilkit.pattern.lowering.forms import Band, CutGrid, Form, GivenBlocks, Global, Grid, Runs, Segments, Unlowered
+from dilkit.pattern.lowering.forms import (
+    Band,
+    CutGrid,
+    Form,
+    Given,
+    GivenBlocks,
+    GivenIntervals,
+    Global,
+    Grid,
+    Runs,
+    Segments,
+    Unlowered,
+)
 from dilkit.pattern.lowering.tables import RunTable, hash_of_pairs
 from dilkit.pattern.runs import UNBOUNDED, Positions
 
@@ -32,6 +44,7 @@ _LEAST: dict[type[Form], dict[str, int]] = {
     Grid: {},
     CutGrid: {},
     GivenBlocks: dict(block=1),
+    GivenIntervals: dict(most=1),
     Unlowered: {},
 }
 """The forms, and the least that each of their numbers can be."""
@@ -51,10 +64,11 @@ def forms_of(branch: Branch, heads: Heads, seq: int) -> list[Form]:
         raise PatternError(f"{kind}.forms raised {type(error).__name__}: {error}") from error
     if not forms:
         raise PatternError(f"{kind}.forms gives no form; at least one is needed, if only a Global without rows and columns")
-    blocks = sum(isinstance(form, GivenBlocks) for form in forms)
-    if blocks != branch.is_given_by_call:
+    names = [type(form).__name__ for form in forms if isinstance(form, Given)]
+    if len(names) != branch.is_given_by_call:
         needed = f"{int(branch.is_given_by_call)} is needed with is_given_by_call={branch.is_given_by_call}"
-        raise PatternError(f"{kind}.forms gives {blocks} GivenBlocks, which stand for the layout of a call; {needed}")
+        what = names[0] if names else "Given"
+        raise PatternError(f"{kind}.forms gives {len(names)} {what}, which stand for the tensor of a call; {needed}")
     served = branch.range_served(heads)
     return [_checked(form, branch, served, seq) for form in forms]
 
@@ -146,14 +160,15 @@ def _check_runs(name: str, form: Runs, seq: int) -> None:
 
 def _check_grid(name: str, form: Grid, branch: Branch) -> None:
     dims = len(form.shape) if isinstance(form.shape, tuple) else 0
-    for field in ("shape", "kernel", "dilation"):
-        sizes = getattr(form, field)
+    whole = (WHOLE_SEQUENCE,) * dims
+    for field, most in dict(shape=whole, kernel=whole, dilation=form.shape, stride=form.kernel).items():
+        sizes: Any = getattr(form, field) or ((1,) * dims if field == "stride" else ())
         if not isinstance(sizes, tuple) or len(sizes) != dims or not 1 <= dims <= 3:
             _refuse(name, field, sizes, "a tuple of 1 to 3 sizes, as many as shape has,")
-        for size, most in zip(sizes, form.shape, strict=True):
-            _number(f"{name}.{field}", size, 1, most if field == "dilation" else WHOLE_SEQUENCE)
-    if any(width % 2 == 0 for width in form.kernel):
-        _refuse(name, "kernel", form.kernel, "an odd size")
+        for size, limit in zip(sizes, most, strict=True):
+            _number(f"{name}.{field}", size, 1, limit)
+    if form.causal != () and list(map(type, form.causal)) != [bool] * dims:
+        _refuse(name, "causal", form.causal, "a bool for each dimension, or (),")
     spans = [width * step for width, step in zip(form.kernel, form.dilation, strict=True)]
     if not isinstance(form, CutGrid) and any(span > size for span, size in zip(spans, form.shape, strict=True)):
         _refuse(name, "kernel", form.kernel, f"at most shape={form.shape} over dilation={form.dilation}, or CutGrid,")

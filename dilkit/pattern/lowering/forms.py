@@ -7,6 +7,7 @@
     Grid       cell j of a row-major grid lies in the neighborhood of cell i, which moves back from edges
     CutGrid    the same with neighborhoods that edges cut off
     GivenBlocks    the block of i sees that of j, as each call says
+    GivenIntervals j lies in an interval of i, as each call says
 
 Causality is not among them: the problem says whether keys after a query are seen.
 """
@@ -14,7 +15,7 @@ Causality is not among them: the problem says whether keys after a query are see
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from dilkit.pattern.runs import UNBOUNDED
 
@@ -43,12 +44,10 @@ class Form:
     """The places of forms, among those of the pattern, whose pairs are left out one by one."""
 
     def serves(self, head: int) -> bool:
-        """True if query head `head` takes part."""
         return self.heads[0] <= head < self.heads[1]
 
     @property
     def nbytes(self) -> int:
-        """About the bytes of its arrays."""
         values = (part for value in vars(self).values() for part in (value if isinstance(value, tuple) else (value,)))
         return sum(getattr(value, "nbytes", 8) for value in values)
 
@@ -122,34 +121,101 @@ class Runs(Form):
     """The length of the runs of rows, where they have one."""
 
 
+class WindowAxis(NamedTuple):
+    """One dimension of a grid, and the window of each of its coordinates: an interval of the cells of its residue class.
+
+        coordinate i = d * at + r        cells = number of coordinates with residue r
+        leader = min(at // s * s + s // 2, cells - 1)        start = leader - k // 2        stop = start + k
+
+    Here `d = dilation`, `s = stride`, `k = kernel`. Edges move `start` back into `0 .. cells - k`, unless they `cut`. On a causal
+    axis `leader = min(at // s * s + s - 1, cells - 1)`, `start = leader - k + 1` and `stop = at + 1`.
+    """
+
+    size: int
+    kernel: int
+    dilation: int = 1
+    stride: int = 1
+    causal: bool = False
+    cut: bool = False
+
+    @property
+    def leader(self) -> int:
+        """The place in each group of `stride` cells whose window all of them take."""
+        return self.stride - 1 if self.causal else self.stride // 2
+
+    @property
+    def back(self) -> int:
+        """The cells of a window before its leader."""
+        return self.kernel - 1 if self.causal else self.kernel // 2
+
+    def window(self, i: Any) -> tuple[Any, Any]:
+        """Return start and stop of the windows of coordinates; those of windows that are cut may lie beyond the edges."""
+        at, cells = i // self.dilation, (self.size - 1 - i % self.dilation) // self.dilation + 1
+        leader = at if self.stride == 1 else (at // self.stride * self.stride + self.leader).minimum(cells - 1)
+        start = leader - self.back
+        if self.causal:
+            return start, at + 1
+        if not self.cut:
+            start = start.clamp(min=0).minimum(cells - self.kernel)
+        return start, start + self.kernel
+
+    def sees(self, i: Any, j: Any) -> Any:
+        """Return a mask, bool: the window of coordinate i holds coordinate j."""
+        (start, stop), cell = self.window(i), j // self.dilation
+        return (i % self.dilation == j % self.dilation) & (cell >= start) & (cell < stop)
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Grid(Form):
     """A row-major grid of `shape`, in which a cell sees `kernel` cells a side around it, `dilation` apart.
 
-    Exactly so many tokens as it has cells are needed (`dilkit.Neighborhood` defines the edges).
+    `stride` cells share a window; on `causal` axes it ends at the cell. Without them all are 1 and none is causal. Exactly so
+    many tokens as it has cells are needed (`WindowAxis` defines the windows).
     """
 
-    name = "grid"
+    name = "grid of windows"
 
     shape: tuple[int, ...]
     kernel: tuple[int, ...]
     dilation: tuple[int, ...]
+    stride: tuple[int, ...] = ()
+    causal: tuple[bool, ...] = ()
+
+    @property
+    def axes(self) -> list[WindowAxis]:
+        shared, causal = self.stride or (1,) * len(self.shape), self.causal or (False,) * len(self.shape)
+        cut = (isinstance(self, CutGrid),) * len(self.shape)
+        return list(map(WindowAxis, self.shape, self.kernel, self.dilation, shared, causal, cut))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CutGrid(Grid):
     """A `Grid` whose neighborhoods stay around their cell: what would lie beyond an edge is not there."""
 
-    name = "cut grid"
+    name = "grid of cut windows"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class GivenBlocks(Form):
+class Given(Form):
+    """Pairs that a tensor of each call says."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GivenBlocks(Given):
     """Blocks of `block` tokens, of which each call says which see which (`Inputs.block_layout`)."""
 
     name = "given blocks"
 
     block: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GivenIntervals(Given):
+    """Up to `most` intervals of keys for each query, which each call says (`Inputs.intervals`)."""
+
+    name = "given intervals"
+
+    most: int
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -162,4 +228,6 @@ class Unlowered(Form):
 
 
 FORMS = frozenset(form.name for form in (Segments, Band, Global, Runs, Grid, CutGrid))
-"""The names of the forms that patterns say by themselves, as `Limits.forms` has them; beside them there is `GivenBlocks`."""
+"""The names of the forms that patterns say by themselves, as `Limits.forms` has them."""
+GIVEN_FORMS = frozenset(form.name for form in (GivenBlocks, GivenIntervals))
+"""Those that each call says."""

@@ -5,7 +5,7 @@
     Band        ascending by rate; one begins where another ends whose rate divides its own
     Grid, CutGrid
     Runs        last: those of all branches are one form
-    GivenBlocks by itself: what each call says is left out of no form, and leaves out none
+    Given       by itself: what each call says is left out of no form, and leaves out none
 
 What is left of any other two is no form: the later one names the earlier, whose pairs it leaves out one by one (`Form.without`).
 """
@@ -22,7 +22,19 @@ from typing import TYPE_CHECKING, Any
 from dilkit import environment, plan
 from dilkit.pattern.checks import WHOLE_SEQUENCE
 from dilkit.pattern.lowering.checks import forms_of
-from dilkit.pattern.lowering.forms import Band, CutGrid, Form, GivenBlocks, Global, Grid, Runs, Segments, Unlowered
+from dilkit.pattern.lowering.forms import (
+    Band,
+    CutGrid,
+    Form,
+    Given,
+    GivenBlocks,
+    GivenIntervals,
+    Global,
+    Grid,
+    Runs,
+    Segments,
+    Unlowered,
+)
 from dilkit.pattern.lowering.tables import RunTable
 from dilkit.pattern.runs import union
 
@@ -35,12 +47,10 @@ class Forms(tuple[Form, ...]):
 
     @property
     def names(self) -> frozenset[str]:
-        """The names of the forms."""
         return frozenset(form.name for form in self)
 
     @property
     def nbytes(self) -> int:
-        """About the bytes of all arrays."""
         return sum(form.nbytes for form in self)
 
 
@@ -79,7 +89,7 @@ def _lowered(pattern: Pattern, seq: int, heads: int, kv_heads: int) -> Forms:
 _SMALL = 2**20
 """Bytes of tables that take no time worth a word to make anew."""
 
-_TURNS: tuple[type[Form], ...] = (Global, Segments, Band, Grid, CutGrid, Runs, GivenBlocks, Unlowered)
+_TURNS: tuple[type[Form], ...] = (Global, Segments, Band, Grid, CutGrid, Runs, GivenBlocks, GivenIntervals, Unlowered)
 
 
 def counted_once(forms: Sequence[Form]) -> tuple[Form, ...]:
@@ -114,7 +124,7 @@ def _one_after_another(forms: Iterable[tuple[Form, int | None]], first: int) -> 
 
 
 def _without(form: Form, others: Sequence[tuple[int, Form]]) -> Form:
-    if others and any(isinstance(one, GivenBlocks) for one in (form, *(other for _, other in others))):
+    if others and any(isinstance(one, Given) for one in (form, *(other for _, other in others))):
         return Unlowered(heads=form.heads, branch=form.branch, why=_GIVEN)
     if any(other.without_rows is not None for _, other in others):
         return Unlowered(heads=form.heads, branch=form.branch, why=_NO_FORM)
@@ -131,7 +141,7 @@ def _without(form: Form, others: Sequence[tuple[int, Form]]) -> Form:
     return replace(form, **changes)
 
 
-_GIVEN = 'with overlap="once", blocks that each call chooses go with no other branch; use overlap="count"'
+_GIVEN = 'with overlap="once", what each call gives goes with no other branch; use overlap="count"'
 _NO_FORM = 'with overlap="once", a branch without the pairs of one that some rows take no part in is no form; use overlap="count"'
 
 

@@ -42,7 +42,7 @@ static inline Strip strip_of(const Axis axes[3], const Box *box, const StripCut 
     Strip strip = {.fold = cut->group[0], .apart = cut->apart};
     for (int i = 0; i < 3; i++)
         set_axis(&strip, i, &axes[cut->axis[i]], cut->axis[i], box, brick);
-    const int64_t held_back = strip.box.first[1] - strip.axes[1].kernel / 2 - strip.sees[1].first;
+    const int64_t held_back = strip.box.first[1] - strip.axes[1].back - strip.sees[1].first;
     strip.first_line = strip.sees[1].first - (strip.fold - held_back % strip.fold) % strip.fold;
     strip.lines = parts_of(strip.sees[1].last - strip.first_line + 1, strip.fold);
     strip.width = width_of_line(&strip.axes[2], cut->group, cut->side[1], lanes);
