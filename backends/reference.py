@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from dilkit.backend import COUNT, Backend, Limits
 from dilkit.backends.ignored_keys import weighted
-from dilkit.backends.packed_sequences import backward_each, each_of_batch, forward_each
+from dilkit.backends.packed_sequences import backward_each, forward_each
 from dilkit.bias.form import BIASES, LoweredBias
 from dilkit.checks import one_of
 from dilkit.inputs import Inputs
-from dilkit.pattern.lowering import GivenBlocks
+from dilkit.pattern.lowering import GIVEN_FORMS
 from dilkit.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Reference(Backend):
         dropout=True,
         softcap=True,
         biases=frozenset(BIASES),
-        forms=frozenset({COUNT, GivenBlocks.name}),
+        forms=frozenset({COUNT}) | GIVEN_FORMS,
     )
 
     def __init__(self, compute_dtype: str | None = None, name: str = "reference") -> None:
@@ -70,14 +70,10 @@ class Reference(Backend):
         return "" if problem.pattern.only_segments or problem.stored else slow
 
     def forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
-        if inputs.cu_seqlens is not None:
+        if inputs.cu_seqlens is not None or inputs.query_offset is not None:
             return forward_each(self, inputs, problem)
         if inputs.cache_seqlens is not None:
             return self._last_rows(inputs, problem)
-        if inputs.query_offset is not None:
-            return _joined([self.forward(own, one) for _, own, one in each_of_batch(inputs, problem)])
-        if inputs.block_layout is not None:
-            return _joined([self.forward(own, one) for _, own, one in _with_layouts(inputs, problem)])
         import torch
 
         from dilkit.op.boundary import lse_dtype
@@ -93,15 +89,8 @@ class Reference(Backend):
     def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, ...]:
         import torch
 
-        if inputs.cu_seqlens is not None:
+        if inputs.cu_seqlens is not None or inputs.query_offset is not None:
             return backward_each(self, dout, inputs, out, lse, problem)
-        if inputs.query_offset is not None:
-            parts = [self.backward(dout[r], own, out[r], lse[r], one) for r, own, one in each_of_batch(inputs, problem)]
-            return tuple(torch.cat(x) if i < 3 else torch.stack(x).sum(0) for i, x in enumerate(zip(*parts, strict=True)))
-        if inputs.block_layout is not None:
-            layouts = _with_layouts(inputs, problem)
-            parts = [self.backward(dout[rows], own, out[rows], lse[rows], one) for rows, own, one in layouts]
-            return tuple(torch.cat(x) if i < 3 else torch.stack(x).sum(0) for i, x in enumerate(zip(*parts, strict=True)))
         from dilkit.op.boundary import lse_dtype
 
         q, k, v, do, o = (self._by_head(x, problem) for x in (*inputs[:3], dout, out))
@@ -160,20 +149,6 @@ class Reference(Backend):
         return dtype
 
 
-def _with_layouts(inputs: Inputs, problem: Problem) -> Iterator[tuple[slice, Inputs, Problem]]:
-    from dilkit.op.block_layout import with_layouts
-
-    assert inputs.block_layout is not None
-    patterns = with_layouts(problem.pattern, inputs.block_layout, problem.batch, problem.heads, problem.kv_heads)
-    for b, pattern in enumerate(patterns):
-        rows = slice(b, b + 1)
-        mask = None if inputs.key_padding_mask is None else inputs.key_padding_mask[rows]
-        dropout = None if inputs.dropout is None else inputs.dropout.of_sequence(b)
-        query, key, value = (x[rows] for x in inputs[:3])
-        sequence = Inputs(query, key, value, mask, dropout=dropout, bias=_bias_of(inputs.bias, b, problem.seq))
-        yield rows, sequence, replace(problem, batch=1, pattern=pattern)
-
-
 def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     import torch
 
@@ -204,14 +179,16 @@ def _score_blocks(q: Tensor, k: Tensor, problem: Problem, inputs: Inputs) -> Ite
     """
     import torch
 
+    from dilkit.op.given import counted
+
     seq, heads, kv_heads = problem.seq, problem.heads, problem.kv_heads
     first, mask = problem.query_offset or 0, inputs.key_padding_mask
     end, block_rows = first + q.shape[-2], max(1, BLOCK_SCORES // max(1, problem.batch * heads * seq))
     for start in range(first, end, block_rows):
         rows = torch.arange(start, min(start + block_rows, end), device=q.device)
         options: Any = dict(kv_heads=kv_heads, is_causal=problem.is_causal, span=range(first, end))
-        count = problem.pattern.count_rows(rows, seq, heads, **options)
-        added = count.to(q.dtype).log().view(kv_heads, heads // kv_heads, len(rows), seq)
+        count = counted(inputs, problem.pattern, rows, **options)
+        added = count.to(q.dtype).log().view(len(count), kv_heads, heads // kv_heads, len(rows), seq)
         unseen = (added == -math.inf).expand(problem.batch, -1, -1, -1, -1)
         if inputs.bias is not None:
             from dilkit.bias.evaluated import evaluate

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from dilkit.backend import Backend, Limits, Refusal
 from dilkit.backends.ignored_keys import without_ignored
+from dilkit.backends.packed_sequences import backward_each, forward_each
 from dilkit.backends.sdpa.accumulators import GradientAccumulator, OutputAccumulator, RowKernels
 from dilkit.backends.sdpa.call_plan import call_plan
 from dilkit.backends.sdpa.fusing import row_kernels, why_eager
@@ -40,7 +41,7 @@ class SDPA(Backend):
 
     name = "sdpa"
     summary = (
-        "torch's fused attention on strided views: CPU, CUDA from 5.0 on; windows and global tokens as tiles; "
+        "torch's fused attention on strided views: CPU, CUDA from 5.0 on; windows, global tokens and runs as tiles; "
         '`overlap="once"` for some patterns'
     )
     requires = ("torch",)
@@ -68,6 +69,8 @@ class SDPA(Backend):
         if kernel is None:
             return ""
         details = [f"{kernel.name} kernel"]
+        if problem.queries is not None and problem.query_offset is None:
+            details, passed_over = ["sequence by sequence, each by the first kernel that can compute it"], ()
         if problem.device.type == "cuda":
             reason = why_eager(problem)
             details.append(f"merges by eager operators: {reason}" if reason else "merges by one kernel a call")
@@ -91,10 +94,14 @@ class SDPA(Backend):
         query, key, value, _, _, cache_seqlens, *_ = inputs
         if cache_seqlens is not None:
             return last_rows(query, key, value, problem, cache_seqlens)
+        if _is_of_each(inputs):
+            return forward_each(self, inputs, problem)
         results: tuple[Tensor, Tensor] = self._compute(_forward, problem, inputs)
         return results
 
-    def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, ...]:
+        if _is_of_each(inputs):
+            return backward_each(self, dout, inputs, out, lse, problem)
         gradients: tuple[Tensor, Tensor, Tensor] = self._compute(_backward, problem, inputs, dout, out, lse)
         return gradients
 
@@ -133,6 +140,11 @@ class SDPA(Backend):
                 return kernel, tuple(passed_over)
             passed_over.append((kernel.name, reasons))
         return None, tuple(passed_over)
+
+
+def _is_of_each(inputs: Inputs) -> bool:
+    """True if sequences, or elements of a batch, are calls of their own: keys or offsets differ from one to the next."""
+    return inputs.cu_seqlens_k is not None or inputs.query_offset is not None
 
 
 def _forward(kernel: SdpaKernel, merging: RowKernels | None, problem: Problem, inputs: Inputs) -> tuple[Tensor, Tensor]:

@@ -81,7 +81,6 @@ class CallPlan(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """About the bytes that it takes."""
         return _CALL_BYTES * len(self.calls)
 
 

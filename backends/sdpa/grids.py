@@ -1,52 +1,34 @@
-"""The forms of a pattern as grids of equal small attention problems, each a strided view of the sequence.
+"""The forms of a pattern as grids of equal small attention problems, each a strided view of queries and of keys.
 
     query t of problem i:  row(i) + t * row_step,                t = 0 .. rows - 1
     key u of problem i:    row(i) + key_shift + u * row_step,    u = 0 .. keys - 1
     row(i)  = row + sum_a i_a * axes[a].row                      head(i) = head + sum_a i_a * axes[a].head     (kv_head alike)
 
 An index `i` over the axes names one small problem, of one query head and one key/value head. The dilation rate is the row step;
-segments, blocks of a window and offsets are axes. A query sees
+segments, blocks of a window and offsets are axes. Segments are one problem a segment and head; all others are tiles of the
+query-key matrix (`score_tiles`). A band of rate r is one of rate 1 among the tokens of each residue modulo r.
 
-    all      every key                    [####]
-    earlier  the keys u <= t              [#   ]  as many keys as queries: what kernels call causal
-                                          [####]
-    later    the keys u >= t              [####]  the same with queries and keys in reverse order
-                                          [   #]
-
-Segments are one problem a segment and head. Windows and global tokens are tiles of the query-key matrix: every pair that is seen
-is in exactly one tile, and no other pair is in any.
-
-        keys                                                                           keys
-      [A C    ]   A  within a block every key is seen (causal: the earlier ones)     [R R R R]   R  their rows, every key
-    q [B A C  ]   B  of the block before, those later than the query's own place   q [K      ]   K  all other rows, their keys
-      [  B A C]   C  of the block after, those earlier than it (not causal)          [K      ]
-      [    B A]
-
-A band of rate r is one of rate 1 among the tokens of each residue modulo r. A window that begins at a distance, beyond a narrower
-one, is a causal one of queries that lie so much further on; and its transpose.
+Grids are made of positions. Queries that are others than the keys are those at some of the positions, where tiles are cut off.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import product
+from itertools import pairwise, product
 from math import prod
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from dilkit.backends.sdpa.score_tiles import Interval, Seen, Tile, band_tiles, inside, outside, run_tiles, visible
 from dilkit.pattern import Pattern
-from dilkit.pattern.lowering import Band, Form, Global, Segments, lower
-from dilkit.pattern.runs import UNBOUNDED, complement
+from dilkit.pattern.lowering import Band, Form, Global, Runs, Segments, lower
+from dilkit.pattern.runs import UNBOUNDED
 
 if TYPE_CHECKING:
-    from dilkit.pattern.runs import Positions
     from dilkit.problem import Problem
 
-FORMS = frozenset({Segments.name, Band.name, Global.name})
-
-Interval = tuple[int, int]
-Seen = Literal["all", "earlier", "later"]
+FORMS = frozenset({Segments.name, Band.name, Global.name, Runs.name})
 
 
 class GridAxis(NamedTuple):
@@ -79,7 +61,6 @@ class ProblemGrid:
 
     @property
     def problems(self) -> int:
-        """The number of small problems."""
         return prod(axis.size for axis in self.axes)
 
     @property
@@ -100,47 +81,52 @@ def form_grids(
     """The grids of every form: each pair that a form shows is in exactly one problem of one grid.
 
     The pattern is one that `overlap_refusals` lets through. `queries`: how many there are and the position of the first, if they
-    are others than the `seq` keys; then the pattern is dense. Raises TypeError for a form that is made of no views.
+    are others than the `seq` keys. Raises TypeError for a form that is made of no views.
     """
-    if queries is not None:
-        return (tuple(_dense_grids(*queries, seq, heads, heads // kv_heads, is_causal)),)
-    forms = lower(pattern, seq, heads, kv_heads)
-    return tuple(tuple(_grids(form, pattern, seq, heads // kv_heads, is_causal)) for form in forms)
+    count, offset = queries or (seq, 0)
+    by_form, rows = [], (offset, offset + count)
+    for form in lower(pattern, max(seq, rows[1]) - min(offset, 0), heads, kv_heads):
+        by_distance = pattern.branches[form.branch].goes_by_distance
+        positions = rows if by_distance else (max(offset, 0), max(*rows, 0))
+        grids = _grids(form, pattern, positions, (0, seq), heads // kv_heads, is_causal)
+        by_form.append(tuple(replace(grid, row=grid.row - offset, key_shift=grid.key_shift + offset) for grid in grids))
+    return tuple(by_form)
 
 
-def _grids(form: Form, pattern: Pattern, seq: int, group: int, is_causal: bool) -> Iterator[ProblemGrid]:
+def _grids(form: Form, pattern: Pattern, rows: Interval, keys: Interval, group: int, is_causal: bool) -> Iterator[ProblemGrid]:
+    if rows[0] >= rows[1]:
+        return
     if isinstance(form, Segments):
-        yield from segment_grids(form, seq, group, is_causal)
+        yield from segment_grids(form, rows, keys, group, is_causal)
     elif isinstance(form, Global):
-        see_all = bool(token_runs(form.rows, seq)[0])
-        tiles = global_tiles(*token_runs(form.columns, seq), seq, see_all, is_causal)
+        tiles = [tile for seeing in inside(form.rows, rows) for tile in visible(seeing, keys, is_causal)]
+        for read, others in product(inside(form.columns, keys), outside(form.rows, rows)):
+            tiles += visible(others, read, is_causal)
         yield from _tile_grids(tiles, 0, 1, 1, form.heads, group)
     elif isinstance(form, Band):
-        yield from _band_grids(form, seq, is_causal, group)
+        yield from _band_grids(form, rows, keys, is_causal, group)
+    elif isinstance(form, Runs):
+        yield from _tile_grids(run_tiles(form, rows, keys, is_causal), 0, 1, 1, form.heads, group)
     else:
         call = pattern.branches[form.branch].call()
-        raise TypeError(f"branch {call} is lowered to {form.name}; backend sdpa computes segments, band and global only")
+        raise TypeError(f"branch {call} is lowered to {form.name}; backend sdpa computes segments, band, global and runs only")
 
 
-def _dense_grids(queries: int, offset: int, seq: int, heads: int, group: int, is_causal: bool) -> Iterator[ProblemGrid]:
-    """All keys for all queries; under causality the keys before the first query, and then as many keys as queries."""
-    tiles = [Tile(0, offset, queries, queries, "earlier")] if is_causal else [Tile(0, 0, queries, seq)]
-    if is_causal and offset:
-        tiles.append(Tile(0, 0, queries, offset))
-    yield from _tile_grids(tiles, 0, 1, 1, (0, heads), group)
-
-
-def _band_grids(band: Band, seq: int, is_causal: bool, group: int) -> Iterator[ProblemGrid]:
-    """A band among the tokens of each residue modulo its rate, from the first token that takes part on."""
-    left_out = [] if band.without_columns is None else token_runs(band.without_columns, seq)[0]
-    first_tokens = max((stop for _, stop in left_out), default=0)
-    tokens = seq - first_tokens
-    rate = min(band.rate, max(tokens, 1))
+def _band_grids(band: Band, rows: Interval, keys: Interval, is_causal: bool, group: int) -> Iterator[ProblemGrid]:
+    """A band among the tokens of each residue modulo its rate, of all that take part."""
     begin = -(-band.first // band.rate)
     back, ahead = (min(reach, UNBOUNDED) // band.rate + 1 for reach in (band.back, band.ahead))
-    for first, residues, length in offset_runs(0, rate, max(tokens, 0), rate):
-        tiles = band_tiles(length, begin, back, back if is_causal else ahead, is_causal)
-        yield from _tile_grids(tiles, first_tokens + first, residues, rate, band.heads, group)
+    for (row, stop), (key, end) in product(outside(band.without_rows, rows), outside(band.without_columns, keys)):
+        if is_causal:
+            row, end = max(row, key), min(end, stop)
+        if row >= stop or key >= end:
+            continue
+        low, tokens = min(row, key), max(stop, end) - min(row, key)
+        rate = min(band.rate, max(tokens, 1))
+        inner = residue_runs(0, rate, rate, (row - low, stop - low), (key - low, end - low))
+        for first, residues, own_rows, own_keys in inner:
+            tiles = band_tiles(own_rows, own_keys, begin, back, back if is_causal else ahead, is_causal)
+            yield from _tile_grids(tiles, low + first, residues, rate, band.heads, group)
 
 
 def _tile_grids(
@@ -151,50 +137,50 @@ def _tile_grids(
         for kv_head, kv_heads, inner, inners in rectangles(*served, group):
             blocks, each = GridAxis(tile.number, row=tile.step * rate), GridAxis(residues, row=1)
             axes = (blocks, each, GridAxis(kv_heads, 0, group, 1), GridAxis(inners, head=1))
-            yield ProblemGrid(
-                rows=tile.rows,
-                row_step=rate,
-                row=first + tile.query * rate,
-                head=kv_head * group + inner,
-                kv_head=kv_head,
-                axes=tuple(axis for axis in axes if axis.size > 1),
-                keys=tile.keys,
-                key_shift=(tile.key - tile.query) * rate,
-                seen=tile.seen,
-            )
+            yield _tile_grid(tile, rate, rate, (first, kv_head * group + inner, kv_head), axes)
 
 
-def token_runs(positions: Positions, seq: int) -> tuple[list[Interval], list[Interval]]:
-    """These tokens of a sequence as intervals (start, stop), and those of all others; both in ascending order."""
-    others = complement(positions, seq)
-    chosen = complement(others, seq)
-    return [(start, stop) for start, stop in chosen.tolist()], [(start, stop) for start, stop in others.tolist()]
+def _tile_grid(tile: Tile, rate: int, row_step: int, begin: tuple[int, int, int], axes: tuple[GridAxis, ...]) -> ProblemGrid:
+    """A tile of tokens `rate` apart; `begin`: their first row, the query head and the key/value head."""
+    axes, key_shift = tuple(axis for axis in axes if axis.size > 1), (tile.key - tile.query) * rate
+    row = begin[0] + tile.query * rate
+    return ProblemGrid(tile.rows, row_step, row, *begin[1:], axes, tile.keys, key_shift, tile.seen)
 
 
-def segment_grids(form: Segments, seq: int, group: int, is_causal: bool) -> Iterator[ProblemGrid]:
+def segment_grids(form: Segments, rows: Interval, keys: Interval, group: int, is_causal: bool) -> Iterator[ProblemGrid]:
     """The segments of a form, with `group` query heads to a key/value head: each row that a head keeps is in one problem."""
+    seq = max(rows[1], keys[1])
     length, rate = min(form.length, seq), form.rate
-    whole, tail = divmod(seq, length)
-    spans = [(0, GridAxis(whole, row=length), length)]
-    if tail:
-        spans.append((whole * length, GridAxis(1), tail))
+    spans = _segments(length, rows, keys)
     for kv_first, kv_count, u_first, u_count in rectangles(*form.heads, group):
         heads = range(kv_first * group + u_first, (kv_first + kv_count) * group, group)
         offsets = [form.offsets[head - form.heads[0]] for head in heads]
-        for (first, (equals, equal), (ascends, ascending)), (start, segments, span) in product(offset_blocks(offsets), spans):
+        for (first, (equals, equal), (ascends, ascending)), span in product(offset_blocks(offsets), spans):
+            start, segments, own_rows, own_keys = span
             of_heads = GridAxis(equals, 0, equal * group, equal), GridAxis(u_count, head=1)
-            for skip, count, rows in offset_runs(offsets[first], ascends, span, rate):
+            for skip, count, kept_rows, kept_keys in residue_runs(offsets[first], ascends, rate, own_rows, own_keys):
                 axes = segments, of_heads[0], GridAxis(count, 1, ascending * group, ascending), of_heads[1]
-                yield ProblemGrid(
-                    rows=rows,
-                    row_step=min(rate, seq),  # a step beyond the sequence is never made, and 2**62 is no stride
-                    row=start + offsets[first] + skip,
-                    head=heads[first] + skip * ascending * group,
-                    kv_head=kv_first + first + skip * ascending,
-                    axes=tuple(axis for axis in axes if axis.size > 1),
-                    keys=rows,
-                    seen="earlier" if is_causal else "all",
-                )
+                passed = skip * ascending
+                begin = start + offsets[first] + skip, heads[first] + passed * group, kv_first + first + passed
+                for tile in visible(kept_rows, kept_keys, is_causal):
+                    yield _tile_grid(tile, rate, min(rate, seq), begin, axes)  # no step is made beyond the sequence, as of 2**62
+
+
+def _segments(length: int, rows: Interval, keys: Interval) -> list[tuple[int, GridAxis, Interval, Interval]]:
+    """Segments that have queries and keys: the first's start, their number, and where queries and keys lie in each.
+
+    Those that are whole come first, together.
+    """
+    (row, stop), (key, end) = rows, keys
+    first, last = max(row, key), min(stop, end)
+    whole, segments = range(-(-first // length), last // length), []
+    if whole:
+        segments.append((whole.start * length, GridAxis(len(whole), row=length), (0, length), (0, length)))
+    ends = first // length, (last - 1) // length
+    for start in (number * length for number in sorted({*ends}) if number not in whole and ends[0] <= ends[1]):
+        own_rows, own_keys = ((max(low - start, 0), min(high - start, length)) for low, high in (rows, keys))
+        segments.append((start, GridAxis(1), own_rows, own_keys))
+    return segments
 
 
 def offset_blocks(offsets: Sequence[int]) -> Iterator[tuple[int, tuple[int, int], tuple[int, int]]]:
@@ -227,90 +213,6 @@ def _as_far_as(offsets: Sequence[int], first: int, step: int) -> int:
     return count
 
 
-class Tile(NamedTuple):
-    """`rows` queries from `query` on and `keys` keys from `key` on; `number` of these tiles, each `step` further on in both."""
-
-    query: int
-    key: int
-    rows: int
-    keys: int
-    seen: Seen = "all"
-    number: int = 1
-    step: int = 0
-
-    @property
-    def transposed(self) -> Tile:
-        """The tile with queries and keys exchanged."""
-        others: dict[Seen, Seen] = {"earlier": "later", "later": "earlier", "all": "all"}
-        return Tile(self.key, self.query, self.keys, self.rows, others[self.seen], self.number, self.step)
-
-
-def window_tiles(tokens: int, window: int, is_causal: bool) -> Iterator[Tile]:
-    """`i sees j if |i - j| < window`, causal: `0 <= i - j < window`."""
-    blocks, rest = divmod(tokens, window)
-    own: Seen = "earlier" if is_causal else "all"
-    if blocks:
-        yield Tile(0, 0, window, window, own, blocks, window)
-    if rest:
-        yield Tile(blocks * window, blocks * window, rest, rest, own)
-    for tile in _keys_before(blocks, rest, window):
-        yield tile
-        if not is_causal:
-            yield tile.transposed
-
-
-def band_tiles(tokens: int, begin: int, back: int, ahead: int, is_causal: bool) -> Iterator[Tile]:
-    """`i sees j if begin <= |i - j| and -ahead < i - j < back`, causal: `begin <= i - j < back`."""
-    if not begin and back == ahead:
-        yield from window_tiles(tokens, min(back, tokens), is_causal)
-        return
-    yield from _tiles_behind(tokens, begin, back)
-    if not is_causal:
-        yield from (tile.transposed for tile in _tiles_behind(tokens, max(begin, 1), ahead))
-
-
-def _tiles_behind(tokens: int, begin: int, back: int) -> Iterator[Tile]:
-    """`i sees j if begin <= i - j < back`."""
-    if begin < min(back, tokens):
-        for tile in window_tiles(tokens - begin, min(back, tokens) - begin, is_causal=True):
-            yield tile._replace(query=tile.query + begin)
-
-
-def _keys_before(blocks: int, rest: int, window: int) -> Iterator[Tile]:
-    """The keys that lie in the block before: all but its first, so many fewer as the query lies further on in its own."""
-    reach, last = window - 1, blocks * window
-    if blocks > 1 and reach:
-        yield Tile(window, 1, reach, reach, "later", blocks - 1, window)
-    if blocks and rest:  # a short block at the end sees a triangle, and the keys beside it
-        yield Tile(last, last - reach, rest, rest, "later")
-        if reach > rest:
-            yield Tile(last, last - reach + rest, rest, reach - rest)
-
-
-def global_tiles(
-    chosen: Sequence[Interval], others: Sequence[Interval], tokens: int, both: bool, is_causal: bool
-) -> Iterator[Tile]:
-    """`i sees j if j is chosen`, and with `both` if i is; tokens are `chosen` or `others`, intervals in ascending order."""
-    for start, stop in chosen:
-        if both:
-            yield from _seeing_all(start, stop, tokens, is_causal)
-        elif is_causal:
-            yield Tile(start, start, stop - start, stop - start, "earlier")
-        for first, end in others if both else [(0, tokens)]:
-            first = max(first, stop) if is_causal else first
-            if first < end:
-                yield Tile(first, start, end - first, stop - start)
-
-
-def _seeing_all(start: int, stop: int, tokens: int, is_causal: bool) -> Iterator[Tile]:
-    if not is_causal:
-        yield Tile(start, 0, stop - start, tokens)
-        return
-    yield Tile(start, start, stop - start, stop - start, "earlier")
-    if start:
-        yield Tile(start, 0, stop - start, start)
-
-
 def rectangles(start: int, stop: int, period: int) -> Iterator[tuple[int, int, int, int]]:
     """`start .. stop - 1` written as `outer * period + inner`: up to three blocks (outer, outers, inner, inners)."""
     outer, inner = divmod(start, period)
@@ -325,11 +227,14 @@ def rectangles(start: int, stop: int, period: int) -> Iterator[tuple[int, int, i
         yield start // period + whole, 1, 0, rest
 
 
-def offset_runs(first: int, count: int, span: int, rate: int) -> Iterator[tuple[int, int, int]]:
-    """Offsets `first .. first + count - 1` by the rows that they keep of a segment: (offsets skipped, offsets, rows)."""
-    rows, longer = divmod(span, rate)
-    cut = min(max(longer - first, 0), count)
-    if cut:
-        yield 0, cut, rows + 1
-    if rows and cut < count:
-        yield cut, count - cut, rows
+def residue_runs(
+    first: int, count: int, rate: int, rows: Interval, keys: Interval
+) -> Iterator[tuple[int, int, Interval, Interval]]:
+    """Residues `first .. first + count - 1` modulo `rate`, those together whose tokens lie alike in two intervals.
+
+    Yields residues skipped, residues, and the intervals in tokens of the residue.
+    """
+    cuts = sorted({0, count, *(bound % rate - first for bound in (*rows, *keys))})
+    for skip, end in pairwise(cut for cut in cuts if 0 <= cut <= count):
+        own_rows, own_keys = ((-(-(low - first - skip) // rate), -(-(high - first - skip) // rate)) for low, high in (rows, keys))
+        yield skip, end - skip, own_rows, own_keys

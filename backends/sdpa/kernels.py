@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -42,18 +42,13 @@ def cpu_layout(x: Tensor) -> Tensor:
 
 
 def cuda_layout(x: Tensor, expanded: bool = True) -> Tensor:
-    """`x` `(batch, seq, heads, head_dim)`, or a copy if its rows do not begin where kernels read whole vectors."""
+    """`x`, or a copy if its rows do not begin where kernels read whole vectors, or if `expanded` is not allowed and it is."""
     unit = _vector_bytes(x.shape, x.stride(), x.element_size(), expanded)
     if unit and x.data_ptr() % unit == 0:
         return x
     import torch
 
     return x.clone(memory_format=torch.contiguous_format)  # `contiguous` would leave a contiguous part of a tensor where it is
-
-
-def cudnn_layout(x: Tensor) -> Tensor:
-    """`cuda_layout`, or a copy if `x` is expanded: cuDNN takes no stride of 0."""
-    return cuda_layout(x, expanded=False)
 
 
 @lru_cache(maxsize=1024)
@@ -89,7 +84,7 @@ class SdpaKernel:
         """Every reason why this kernel cannot compute `problem`; modules to install come last."""
         missing = [Refusal("module", name, "not installed", hint) for name, hint in self.requires if not installed(name)]
         refusals = list(self.limits.refusals(problem))
-        if problem.varlen and not problem.is_causal and not self.limits.key_padding_mask:
+        if problem.varlen and problem.queries is None and not (problem.is_causal or self.limits.key_padding_mask):
             limit = "only with is_causal=True: the kernel takes no mask, and segments are padded"  # at their end
             refusals.append(Refusal("varlen", "yes", limit))
         if (why := self.failures.get(problem)) is not None:
@@ -97,7 +92,6 @@ class SdpaKernel:
         return (*refusals, *self.more_refusals(problem), *missing)
 
     def remember_failure(self, problem: Problem, error: RuntimeError) -> None:
-        """Refuse `problem` from now on, for what torch said."""
         if len(self.failures) >= MOST_FAILURES:
             self.failures.clear()
         self.failures[problem] = str(error).partition("\n")[0]
@@ -207,35 +201,25 @@ def _cudnn_takes(problem: Problem) -> bool:
     return bool(torch.backends.cuda.can_use_cudnn_attention(parameters))
 
 
-def _flash4_refusals(problem: Problem) -> list[Refusal]:
-    if problem.head_dim > 128 and problem.device.capability != (9, 0):
-        return [Refusal("head_dim", str(problem.head_dim), "at most 128 on this GPU")]
-    return []
-
-
 _lock = threading.RLock()
 
 
-def _activated(implementation: str) -> Callable[[], AbstractContextManager[None]]:
+@contextmanager
+def _activated(implementation: str) -> Iterator[None]:
     """A context in which torch's flash operators run `implementation`; at its end, the one before is restored."""
+    from torch.nn import attention
 
-    @contextmanager
-    def active() -> Iterator[None]:
-        from torch.nn import attention
-
-        with _lock:
-            before = attention.current_flash_attention_impl()
-            if before != implementation:
-                attention.activate_flash_attention_impl(implementation)
-            try:
-                yield
-            finally:
-                if before is None:
-                    attention.restore_flash_attention_impl()
-                elif before != implementation:
-                    attention.activate_flash_attention_impl(before)
-
-    return active
+    with _lock:
+        before = attention.current_flash_attention_impl()
+        if before != implementation:
+            attention.activate_flash_attention_impl(implementation)
+        try:
+            yield
+        finally:
+            if before is None:
+                attention.restore_flash_attention_impl()
+            elif before != implementation:
+                attention.activate_flash_attention_impl(before)
 
 
 _HALF = frozenset({"float16", "bfloat16"})
@@ -269,7 +253,7 @@ KERNELS = (
         aten.flash_forward,
         aten.flash_backward,
         requires=(_ACTIVATION, ("flash_attn_interface", "install FlashAttention 3")),
-        active=_activated("FA3"),
+        active=partial(_activated, "FA3"),
     ),
     SdpaKernel(
         "flash4",
@@ -277,8 +261,12 @@ KERNELS = (
         aten.flash_forward,
         aten.flash_backward,
         requires=(_ACTIVATION, ("flash_attn.cute.interface", "pip install --pre flash-attn-4")),
-        more_refusals=_flash4_refusals,
-        active=_activated("FA4"),
+        more_refusals=lambda problem: (
+            [Refusal("head_dim", str(problem.head_dim), "at most 128 on this GPU")]
+            if problem.head_dim > 128 and problem.device.capability != (9, 0)
+            else []
+        ),
+        active=partial(_activated, "FA4"),
     ),
     SdpaKernel(
         "cudnn",
@@ -286,7 +274,7 @@ KERNELS = (
         aten.cudnn_forward,
         aten.cudnn_backward,
         more_refusals=_cudnn_refusals,
-        layout=cudnn_layout,
+        layout=partial(cuda_layout, expanded=False),  # cuDNN takes no stride of 0
         equal_strides=True,
     ),
     SdpaKernel(

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 def packed_forward(
     kernel: SdpaKernel, inputs: Inputs, problem: Problem, scale: float, merging: RowKernels | None
 ) -> tuple[Tensor, Tensor]:
-    """`out` `(1, total, heads, head_dim)` and `lse` `(1, heads, total)`."""
     q, k, v = (_by_row(x) for x in inputs[:3])
     whole = PackedOutput(inputs.query, problem, merging)
     for batch in segment_batches(problem, inputs.cu_seqlens, inputs.query.shape[1]):
@@ -43,7 +42,6 @@ def packed_backward(
     scale: float,
     adding: RowKernels | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`dquery`, `dkey` and `dvalue`."""
     do, q, k, v, o = (_by_row(x) for x in (dout, *inputs[:3], out))
     # exp(s - inf) = 0: a row that sees nothing has no gradient, and neither has padding.
     sums = lse.masked_fill(lse == -math.inf, math.inf).transpose(1, 2).reshape(-1, 1)
@@ -109,7 +107,6 @@ class PackedOutput:
         self.lse.index_copy_(0, index, lse.flatten())
 
     def result(self) -> tuple[Tensor, Tensor]:
-        """`out` like the query, and `lse` `(1, heads, total)`."""
         _, total, heads, _ = self.like.shape
         lse = self.lse[:-1].view(1, total, heads).transpose(1, 2).contiguous()
         return self.out[:-1].view(self.like.shape).to(self.like.dtype), lse

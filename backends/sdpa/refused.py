@@ -8,8 +8,10 @@ from functools import lru_cache
 import numpy as np
 
 from dilkit.backend import Refusal, offset_refusals
-from dilkit.backends.sdpa.grids import FORMS, token_runs
-from dilkit.pattern.lowering import Band, Form, Global, Segments
+from dilkit.backends.sdpa.grids import FORMS
+from dilkit.backends.sdpa.score_tiles import MOST_CELLS, Interval, inside, outside, run_cells, run_tiles
+from dilkit.pattern.lowering import Band, Form, Global, Runs, Segments
+from dilkit.pattern.runs import UNBOUNDED
 from dilkit.problem import Problem
 
 
@@ -27,69 +29,84 @@ def overlap_refusals(problem: Problem) -> tuple[Refusal, ...]:
         tuple((form.length, form.rate, form.offsets[head - form.heads[0]]) for form in segments if form.serves(head))
         for head in range(problem.heads)
     }
-    reasons = [_segments_refused(of_head, problem.seq) for of_head in of_heads]
-    reasons += [_left_out_refused(form, problem) for form in forms]
+    last = max(end for _, end in _extent(problem))
+    reasons = [_segments_refused(of_head, last) for of_head in of_heads]
+    reasons += [_left_out_refused(form) for form in forms]
     return tuple(Refusal("overlap", "'once'", why, _HINT) for why in sorted(filter(None, reasons))[:1])
 
 
-def _left_out_refused(form: Form, problem: Problem) -> str:
+def _left_out_refused(form: Form) -> str:
     """Why a form without what it leaves out is no view; empty where it is one."""
-    if isinstance(form, Band) and not form.without:
-        if form.without_rows is None or form.without_columns is None:
-            return ""
-        rows, columns = (token_runs(left_out, problem.seq)[0] for left_out in (form.without_rows, form.without_columns))
-        if [start for start, _ in columns] not in ([], [0]):
-            return "only a band without the first tokens is a strided view, and other tokens are global"
-        if rows not in ([], columns):
-            return "only a band without the same queries as keys is a strided view"
-        if rows != columns and not problem.is_causal:
-            return "a band without keys that are read alone is a strided view with is_causal=True only"
+    if form.without_rows is None and (isinstance(form, Segments) or not form.without):
         return ""
-    alone = form.without_rows is None and (isinstance(form, Segments) or not form.without)
-    return "" if alone else "two branches see the same key, and one without the pairs of the other is no strided view"
+    if form.without or not isinstance(form, (Band, Runs)):
+        return "two branches see the same key, and one without the pairs of the other is no strided view"
+    return ""
 
 
 def kind_refusals(problem: Problem) -> tuple[Refusal, ...]:
-    """Global tokens in too many places, each of which is a call of its own; and kinds that packed calls and caches lack."""
-    forms, refusals = problem.forms, [*offset_refusals(problem), *_queries_refused(problem)]
+    """Forms in too many pieces, each of which is a call of its own; and kinds that packed calls and caches lack."""
+    forms, refusals = problem.forms, [*offset_refusals(problem), *_before_the_keys(problem)]
+    rows, keys = _extent(problem)
     other_kinds = {problem.pattern.branches[form.branch].kind for form in forms if form.name in FORMS - {Segments.name}}
-    if other_kinds and (problem.varlen or problem.kv_cache):
+    if other_kinds and (problem.kv_cache or (problem.varlen and problem.queries is None)):
         where = "packed sequences" if problem.varlen else "a cache"
         refusals.append(Refusal("branch kind", ", ".join(sorted(other_kinds)), f"of {where}, segments alone", _OTHER))
     for form in (form for form in forms if form.name in FORMS):
         kind = problem.pattern.branches[form.branch].kind
-        if problem.pattern.overlap == "count" and _left_out_refused(form, problem):
+        if problem.pattern.overlap == "count" and _left_out_refused(form):
             refusals.append(Refusal("branch kind", kind, "what is left without some queries and keys is no strided view", _OTHER))
-        if not isinstance(form, Global):
-            continue
-        rows, columns = (token_runs(positions, problem.seq)[0] for positions in (form.rows, form.columns))
-        if rows not in ([], columns):
-            limit = "tokens that see all and are seen by all, or are read alone, are needed"
-            refusals.append(Refusal("branch kind", kind, limit, _OTHER))
-        if len(columns) > MOST_PLACES:
-            hint = "move them next to each other, or another backend"
-            refusals.append(Refusal("global tokens", f"in {len(columns)} places", f"at most {MOST_PLACES}", hint))
+        elif isinstance(form, Global):
+            places = max(len(inside(form.rows, rows)), len(inside(form.columns, keys)))
+            if places > MOST_PLACES:
+                hint = "move them next to each other, or another backend"
+                refusals.append(Refusal("global tokens", f"in {places} places", f"at most {MOST_PLACES}", hint))
+    pieces = {form: count for form in forms if form.name in FORMS and (count := _pieces(form, problem)) > 1}
+    if sum(pieces.values()) > MOST_TILES:
+        kinds = {problem.pattern.branches[form.branch].kind for form in pieces}
+        limit = f"at most {MOST_TILES} calls, each of runs that repeat at equal distances"
+        refusals.append(Refusal("branch kind", ", ".join(sorted(kinds)), limit, _OTHER))
     return tuple(refusals)
 
 
-def _queries_refused(problem: Problem) -> list[Refusal]:
-    """Queries that are others than the keys, but where all of them see all keys, or under causality all up to their own."""
+def _pieces(form: Form, problem: Problem) -> int:
+    """Count the calls of a form that are made of no formula, about."""
+    rows, keys = _extent(problem)
+    if isinstance(form, Band):
+        pieces = len(outside(form.without_rows, rows)) * len(outside(form.without_columns, keys))
+        return 3 * pieces if pieces > 1 else 1
+    if not isinstance(form, Runs):
+        return 0
+    cells = len(run_cells(form, rows, keys, problem.is_causal))
+    return cells if cells > MOST_CELLS else sum(1 for _ in run_tiles(form, rows, keys, problem.is_causal))
+
+
+def _extent(problem: Problem) -> tuple[Interval, Interval]:
+    """Return the positions of queries and of keys, the most that there can be where each call says its own."""
+    keys = 0, problem.seq
     if problem.queries is None:
-        return []
-    offset, forms = problem.query_offset, problem.forms
-    is_dense = len(forms) == 1 and isinstance(forms[0], Segments) and forms[0].rate == 1 and forms[0].length >= problem.span
-    inside = offset is not None and offset >= 0
-    if problem.is_causal:
-        inside = inside and problem.span == problem.seq
-    if is_dense and forms[0].heads == (0, problem.heads) and inside and problem.queries > 0:
-        return []
-    limit = "a batch of dense attention is needed, under causality with each query at one of the keys"
-    return [Refusal("queries", f"{problem.queries:,} for {problem.seq:,} keys", limit, _OTHER)]
+        return keys, keys
+    if problem.query_offset is None:
+        return (0, UNBOUNDED), keys
+    return (problem.query_offset, problem.query_offset + problem.queries), keys
 
 
-NO_VIEW = "another backend: runs and grids are no strided views"
-MOST_PLACES = 8
-"""Runs of global tokens: with n of them a branch takes about n * n calls."""
+def _before_the_keys(problem: Problem) -> list[Refusal]:
+    """Queries before the first key, which see what distances show, and not what is left out there in their place."""
+    offset, pattern = problem.query_offset, problem.pattern
+    if problem.queries is None or problem.is_causal or (offset is not None and offset >= 0):
+        return []
+    by_distance = [form for form in problem.forms if pattern.branches[form.branch].goes_by_distance]
+    mixed = pattern.overlap == "once" and len(by_distance) not in (0, len(problem.forms))
+    if not mixed and all(isinstance(form, Band) for form in by_distance):
+        return []
+    limit = "from 0 on, one number for all, where what distances show is left out elsewhere, or shown as no band"
+    return [Refusal("query_offset", "of each call" if offset is None else str(offset), limit, _OTHER)]
+
+
+NO_VIEW = "another backend: grids are no strided views"
+MOST_PLACES, MOST_TILES = 8, 64
+"""Runs of global tokens, with n of which a branch takes about n * n calls; and calls of a branch that is made of runs."""
 _OTHER = "another backend"
 _HINT = 'overlap="count", or another backend'
 _MOST_ROWS, _BLOCK = 2**26, 2**20

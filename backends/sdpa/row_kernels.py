@@ -117,7 +117,6 @@ def add_rows(
 
 
 def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Merge `part` and `part_lse` into `out` and `lse`, where these lie."""
     strides = (*out.stride()[:3], *lse.stride(), *part.stride()[:3], *part_lse.stride())
     _launch(merge_rows, out, out, lse, part, part_lse, *out.shape[1:3], *strides)
 

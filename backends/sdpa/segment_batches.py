@@ -86,7 +86,6 @@ class HeadBlock:
 
     @property
     def count(self) -> int:
-        """Query heads."""
         return self.kv_count * self.group
 
     def numbers(self, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -100,7 +99,6 @@ class HeadBlock:
 
 
 def branch_heads(problem: Problem) -> Iterator[tuple[Dilation, HeadBlock]]:
-    """Every form of segments, with each block of heads that it serves."""
     most, group = problem.seq, problem.heads // problem.kv_heads
     for number, form in enumerate(problem.forms):
         if not isinstance(form, Segments):

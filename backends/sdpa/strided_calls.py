@@ -67,7 +67,6 @@ class StridedCall:
 
     @cached_property
     def reverse(self) -> bool:
-        """True if queries see later keys."""
         return self.grid.seen == "later"
 
     def in_order(self, x: Tensor) -> Tensor:

@@ -55,7 +55,6 @@ class PreferenceRow:
     basis: str = BY_DESIGN
 
     def fits(self, problem: Problem) -> bool:
-        """True if this row applies to `problem`."""
         device = problem.device
         if device.platform != self.device or problem.dtype not in self.dtypes:
             return False
@@ -77,7 +76,6 @@ class PreferenceRow:
         return {first: f"first {self.basis}: {self.why}", **dict.fromkeys(others, after)}
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert the row to plain data, for JSON."""
         lists = dict(dtypes=list(self.dtypes), features=list(self.features), order=list(self.order))
         return dict(device=self.device, where=self.where, **lists, why=self.why, basis=self.basis)
 
@@ -218,8 +216,9 @@ TABLE = (
     ),
     PreferenceRow(
         *("cuda", _FROM_AMPERE, (*_SINGLE, *_HALVES), ("runs",)),
-        _GENERATED_BEFORE_OURS,
-        "FlexAttention is made for blocks and documents, and in wide use here; our kernels take a launch for each layout",
+        ("flex", "sdpa", "cupy_raw", "triton", "numba_cuda", "reference"),
+        "FlexAttention is made for blocks and documents, and in wide use here; sdpa takes a call for each run that does not "
+        "repeat at equal distances, and our kernels a launch for each layout",
     ),
     PreferenceRow(
         *("cuda", _SLOW_TF32, _SINGLE, ()),
@@ -297,7 +296,6 @@ TABLE = (
 
 
 def row_of(problem: Problem) -> PreferenceRow | None:
-    """Return the first row of `TABLE` that fits `problem`."""
     return next((row for row in TABLE if row.fits(problem)), None)
 
 

@@ -38,7 +38,6 @@ class Proof:
 
     @property
     def verdict(self) -> str:
-        """The verdict in one word."""
         return "failed" if self.reason else "none" if self.doubt else "passed"
 
 

@@ -1,4 +1,4 @@
-"""The measurements of `dilkit tune`: seconds a call for each backend, by setup and problem shape.
+"""The measurements of `dilkit tune`: seconds a call for each backend, by setup and problem shape; for sizes of kernels.
 
 They are in one file (`DILKIT_TUNED`), which a process reads and checks once. A file that is malformed, or that was measured on
 another device or with other versions, is ignored with one warning.
@@ -16,23 +16,28 @@ from dilkit import __version__, environment
 from dilkit.device import Device
 from dilkit.pattern import DilatedSegment
 from dilkit.problem import Problem
-from dilkit.selection.tuned_file import Seconds, TunedError, TunedSetup, TunedShape, bucket, load
+from dilkit.selection.tuned_file import Seconds, TunedError, TunedKernel, TunedSetup, TunedShape, bucket, load
 
 
 def seconds(problem: Problem) -> Seconds:
-    """Return the measured backends for problems like this one, fastest first; empty if nothing was measured.
+    """Return the measured backends for problems like this one, fastest first; empty if nothing was measured."""
+    return measured(problem.device, shape_of(problem))
+
+
+def measured(device: Device, shape: TunedShape | TunedKernel) -> Seconds:
+    """Return what was measured on `device`, fastest first; empty if nothing was.
 
     Warns, once for each file, if the file is malformed or out of date for this kind of device.
     """
     path = environment.tuned_file()
-    if path is None or problem.device.assumed:
+    if path is None or device.assumed:
         return ()
     entries, complaint = _read(path, generation)
-    setup = setup_of(problem.device)
-    entry = entries.get((setup, shape_of(problem)))
-    measured = {other: None for other, _ in entries if other.device == setup.device}
-    if not complaint and measured and setup not in measured:
-        complaint = f"measured on {'; on '.join(map(str, measured))}; this is {setup}"
+    setup = setup_of(device)
+    entry = entries.get((setup, shape))
+    setups = {other: None for other, _ in entries if other.device == setup.device}
+    if not complaint and setups and setup not in setups:
+        complaint = f"measured on {'; on '.join(map(str, setups))}; this is {setup}"
     mine = object()
     if entry is None and complaint and _warned.setdefault(str(path), mine) is mine:  # without a lock that a fork might leave held
         way_out = "measure anew with `dilkit tune`, or remove the file"
@@ -48,13 +53,11 @@ def read_again() -> None:
 
 
 def setup_of(device: Device) -> TunedSetup:
-    """Return the setup of this process on `device`."""
     capability = "none" if device.capability is None else f"{device.capability[0]}.{device.capability[1]}"
     return TunedSetup(device.type, device.name or device.type, capability, _torch_version(), __version__)
 
 
 def shape_of(problem: Problem) -> TunedShape:
-    """Return the shape under which measurements of `problem` are kept."""
     flags = dict(is_causal=problem.is_causal, requires_grad=problem.requires_grad, dropout=problem.dropout_p > 0)
     flags |= dict(key_padding_mask=problem.key_padding_mask, varlen=problem.varlen, kv_cache=problem.kv_cache)
     return TunedShape(problem.dtype, problem.head_dim, branches=branches_of(problem), seq=bucket(problem.seq), **flags)
@@ -79,7 +82,7 @@ _warned: dict[str, object] = {}
 
 
 @lru_cache(maxsize=8)
-def _read(path: Path, generation: int) -> tuple[dict[tuple[TunedSetup, TunedShape], Seconds], str]:
+def _read(path: Path, generation: int) -> tuple[dict[tuple[TunedSetup, TunedShape | TunedKernel], Seconds], str]:
     """Read the measurements in `path`, by setup and shape, and the fault of the file; a missing one is a fault if a variable
     names it.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -16,7 +17,9 @@ from dilkit.problem import DTYPES
 SCHEMA = 1
 
 Seconds = tuple[tuple[str, float], ...]
-"""Backends and seconds a call, the fastest first."""
+"""Backends, or sizes of a kernel, and seconds a call, the fastest first."""
+SIZES = re.compile(r"[1-9]\d* x [1-9]\d*, [1-9]\d* warps, [1-9]\d* stages")
+"""Sizes of a kernel, as in "64 x 32, 4 warps, 5 stages": rows and columns of a score tile first."""
 
 
 class TunedError(ValueError):
@@ -73,11 +76,30 @@ _FLAGS = frozenset(field.name for field in fields(TunedShape) if field.default i
 
 
 @dataclass(frozen=True)
+class TunedKernel:
+    """A kernel whose sizes were measured: that of `role` for a dtype and head_dim. `backend` includes its compiler's version."""
+
+    backend: str
+    role: str
+    dtype: str
+    head_dim: int
+
+    def __post_init__(self) -> None:
+        _text("backend", self.backend)
+        _text("role", self.role)
+        one_of("dtype", self.dtype, DTYPES)
+        integer("head_dim", self.head_dim, at_least=1)
+
+    def __str__(self) -> str:
+        return f"{self.role} of {self.backend}, {self.dtype} x {self.head_dim}"
+
+
+@dataclass(frozen=True)
 class TunedEntry:
-    """Backends in the order to try them for one shape on one setup, each with the median seconds of a call."""
+    """Backends in the order to try them for one shape, or sizes of a kernel, each with the median seconds of a call."""
 
     setup: TunedSetup
-    shape: TunedShape
+    shape: TunedShape | TunedKernel
     seconds: Seconds
 
     def __post_init__(self) -> None:
@@ -87,6 +109,8 @@ class TunedEntry:
         for name, taken in self.seconds:
             _text("backend", name)
             real(name, taken, above=0.0)
+            if isinstance(self.shape, TunedKernel) and not SIZES.fullmatch(name):
+                raise ValueError(f"{name!r} names no sizes of a kernel")
 
 
 def load(path: Path) -> tuple[TunedEntry, ...]:
@@ -99,19 +123,24 @@ def load(path: Path) -> tuple[TunedEntry, ...]:
         raise TunedError(f"{path}: {type(error).__name__}: {error}") from None
     if not isinstance(content, dict) or content.get("schema") != SCHEMA or not isinstance(content.get("entries"), list):
         raise TunedError(f"{path}: no object with schema {SCHEMA} and a list of entries")
+    if not isinstance(kernels := content.get("kernels", []), list):  # which files of earlier versions do not have
+        raise TunedError(f"{path}: kernels is no list")
     entries = []
-    for i, data in enumerate(content["entries"]):
+    for i, data in enumerate((*content["entries"], *kernels)):
         try:
-            entries.append(_entry(data))
+            entries.append(_entry(data, TunedShape if i < len(content["entries"]) else TunedKernel))
         except (TypeError, ValueError) as error:
             raise TunedError(f"{path}: entry {i}: {error}") from None
     return tuple(entries)
 
 
 def to_text(entries: Iterable[TunedEntry]) -> str:
-    """Return the text of a file that `load` reads."""
-    listed = [dict(setup=asdict(e.setup), shape=_said(e.shape), seconds=dict(e.seconds)) for e in entries]
-    return json.dumps(dict(schema=SCHEMA, entries=listed), indent=1, allow_nan=False) + "\n"
+    lists: dict[str, list[Any]] = dict(entries=[], kernels=[])
+    for e in entries:
+        shape = {name: value for name, value in asdict(e.shape).items() if value or name not in _FLAGS}
+        listed = dict(setup=asdict(e.setup), shape=shape, seconds=dict(e.seconds))
+        lists["kernels" if isinstance(e.shape, TunedKernel) else "entries"].append(listed)
+    return json.dumps(dict(schema=SCHEMA, **lists), indent=1, allow_nan=False) + "\n"
 
 
 def bucket(length: int) -> int:
@@ -119,17 +148,13 @@ def bucket(length: int) -> int:
     return 1 << round(math.log2(max(length, 1)))
 
 
-def _said(shape: TunedShape) -> dict[str, Any]:
-    return {name: value for name, value in asdict(shape).items() if value or name not in _FLAGS}
-
-
-def _entry(data: Any) -> TunedEntry:
+def _entry(data: Any, kind: type[TunedShape | TunedKernel]) -> TunedEntry:
     parts = _fields(data, "entry", {"setup", "shape", "seconds"})
     setup = _fields(parts["setup"], "setup", {f.name for f in fields(TunedSetup)})
-    shape = _fields(parts["shape"], "shape", {f.name for f in fields(TunedShape)})
+    shape = _fields(parts["shape"], "shape", {f.name for f in fields(kind)})
     if not isinstance(parts["seconds"], dict):
         raise TypeError("seconds is no object of backends and seconds")
-    return TunedEntry(TunedSetup(**setup), TunedShape(**shape), tuple(parts["seconds"].items()))
+    return TunedEntry(TunedSetup(**setup), kind(**shape), tuple(parts["seconds"].items()))
 
 
 def _fields(data: Any, what: str, names: set[str]) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def test_pairs_are_those_of_the_count(drawn: tuple[Pattern, Heads], seq: int) ->
             Pattern.of(BlockSparse.bigbird(8, 64, heads=2)),
             Pattern.of(BlockSparse.local_global(4, 128)),
             Pattern.of(Intervals([max(i - 300, 0) for i in range(512)], [i + 3 for i in range(512)])),
-            Pattern.natten((16, 32), (5, 7), (2, 1)),
+            Pattern.natten((16, 32), (4, 7), (2, 1), stride=(3, 2), causal=(True, False)),
             Pattern.of(Neighborhood((16, 32), (5, 7), (4, 9), border="cut")),
             Pattern.of(SlidingWindow(60), BlockSparse.local_global(4, 128), overlap="once"),
         ]

@@ -12,7 +12,7 @@ from torch import Tensor
 from dilkit import Pattern
 from dilkit.backends.sdpa import aten
 from dilkit.backends.sdpa.backend import SDPA
-from dilkit.backends.sdpa.kernels import KERNELS, cpu_layout, cuda_layout, cudnn_layout
+from dilkit.backends.sdpa.kernels import KERNELS, cpu_layout, cuda_layout
 from dilkit.device import Device
 from dilkit.inputs import Inputs
 from dilkit.problem import Problem
@@ -37,10 +37,10 @@ WIDE = torch.empty(2, 6, 4, 3 * 40 + 4, dtype=torch.bfloat16)
         (cuda_layout, WIDE[:1, :1, :1, 4:44], True),
         (cuda_layout, torch.empty(2, 6, 4, 7, dtype=torch.float32), False),  # whole rows are no multiple of 16 bytes
         (cuda_layout, HALF[:, :, :1].expand(-1, -1, 4, -1), False),
-        (cudnn_layout, HALF[:, :, :1].expand(-1, -1, 4, -1), True),
-        (cudnn_layout, HALF[:1].expand(1, -1, -1, -1), False),
-        (cudnn_layout, WIDE[..., 40:80], True),
-        (cudnn_layout, HALF[:, 1:5:2], False),
+        (CUDNN.layout, HALF[:, :, :1].expand(-1, -1, 4, -1), True),
+        (CUDNN.layout, HALF[:1].expand(1, -1, -1, -1), False),
+        (CUDNN.layout, WIDE[..., 40:80], True),
+        (CUDNN.layout, HALF[:, 1:5:2], False),
         (cpu_layout, WIDE[..., 40:80], False),
         (cpu_layout, HALF[:, :1].expand(-1, 6, -1, -1), True),
     ],

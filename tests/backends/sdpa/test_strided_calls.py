@@ -74,5 +74,5 @@ def test_a_million_tokens_are_a_handful_of_grids() -> None:
 
 
 def test_an_unknown_kind_of_branch_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"Neighborhood.* is lowered to grid; backend sdpa computes segments, band"):
+    with pytest.raises(TypeError, match=r"Neighborhood.* is lowered to grid of windows; backend sdpa computes segments, band"):
         form_grids(Pattern.natten((2, 4), (1, 3)), 8, 1, 1)

@@ -166,7 +166,7 @@ def test_segments_that_no_tiles_are_known_for_are_refused(branch: Any) -> None:
 
 def test_kinds_that_are_no_relations_are_an_error() -> None:
     problem = Problem(pattern=Pattern.of(Neighborhood((8, 8), 3)), seq=64, **SIZES)
-    with pytest.raises(TypeError, match="is lowered to grid; tiles are known for band, global, runs, segments"):
+    with pytest.raises(TypeError, match="is lowered to grid of windows; tiles are known for band, global, runs, segments"):
         schedule(problem, 16)
 
 
@@ -178,6 +178,7 @@ def positions(found: Any) -> set[int]:
 def test_sets_of_positions(one: set[int], other: set[int], seq: int, rate: int) -> None:
     a, b = (runs.union(*(np.array([[x, x + 1]]) for x in sorted(chosen))) for chosen in (one, other))
     below = set(range(seq))
+    assert (np.diff(a.reshape(-1)) > 0).all(), "runs that touch are one"
     assert positions(runs.progressions(a)) == one
     assert positions(runs.classes(runs.union(a, b), rate)) == one | other
     assert positions(runs.progressions(runs.complement(a, seq))) == below - one

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,14 +12,18 @@ import torch
 from helpers.triton_fakes import Recorder, need_triton
 
 from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, backend, explain
-from dilkit.backends.triton.backend import TritonTiles
+from dilkit.backends.tiles import device
+from dilkit.backends.triton.backend import TritonTiles, TunedLauncher, compiler
 from dilkit.backends.triton.biases import add_sums
 from dilkit.backends.triton.launch import DeviceLauncher
 from dilkit.backends.triton.sizes import HEAD_DIMS, Sizes, padded, sizes_for
 from dilkit.bias.form import BiasForm, LoweredBias
 from dilkit.device import Device
+from dilkit.environment import TUNED
 from dilkit.inputs import Inputs
 from dilkit.problem import Problem
+from dilkit.selection import tuned
+from dilkit.selection.tuned_file import TunedEntry, TunedKernel, to_text
 from dilkit.testing.tensors import Tensors
 
 CAPABILITIES = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
@@ -78,6 +84,41 @@ def test_each_relation_is_one_launch_and_only_what_has_bounds_is_compared() -> N
     assert [x["BOUNDED"] for x in constants] == [False, False, True, False]
 
 
+class TunedRecorder(Recorder, TunedLauncher):
+    sizes, capability = TunedLauncher.sizes, None
+
+
+def test_measured_sizes_are_launched_where_they_were_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_triton()
+    gpu, recorder, file = Device("cuda", "NVIDIA H100", (9, 0)), TunedRecorder(), tmp_path / "tuned.json"
+    problem, backend = pose(dtype="bfloat16", device=gpu), TritonTiles(recorder)
+    q, k, v = Tensors.random(pose(dtype="bfloat16")).qkv
+
+    def launched(problem: Problem) -> dict[str, Sizes]:
+        recorder.launches.clear()
+        out, lse = backend.forward(Inputs(q, k, v), problem)
+        backend.backward(out, Inputs(q, k, v), out, lse, problem)
+        return {role: sizes for role, sizes, *_ in recorder.launches}
+
+    def measured(kernel: TunedKernel) -> TunedEntry:
+        return TunedEntry(tuned.setup_of(gpu), kernel, (("32 x 16, 8 warps, 2 stages", 0.1), ("64 x 64, 4 warps, 3 stages", 0.2)))
+
+    monkeypatch.setattr(device, "cuda_driver", lambda: 0)
+    monkeypatch.setenv(TUNED.name, str(file))
+    file.write_text(to_text([measured(TunedKernel("triton 0.1", "forward", "bfloat16", 64))]))
+    tuned.read_again()
+    table, facts = launched(problem), backend.proof_facts(problem)
+    assert table == launched(replace(problem, device=Device.assume("sm_90"))), "another version of Triton measured"
+    file.write_text(to_text([measured(TunedKernel(compiler(), "dquery", "bfloat16", 64))]))
+    tuned.read_again()
+    assert launched(problem) == table | dict(dquery=Sizes(32, 16, 8, 2))
+    others = dict(dtype="float16", head_dim=48, device=Device("cuda", "NVIDIA A100", (9, 0)), bias=BiasForm(sizes=(3,)))
+    with warnings.catch_warnings(action="ignore"):  # of a file of another device
+        elsewhere = [recorder.sizes("dquery", replace(problem, **{name: value}), low=False) for name, value in others.items()]
+    assert Sizes(32, 16, 8, 2) not in elsewhere
+    assert backend.proof_facts(problem) != facts, "they have a proof of their own"
+
+
 COMPUTES = "computes band, global, runs, segments"
 
 
@@ -100,7 +141,7 @@ COMPUTES = "computes band, global, runs, segments"
         (dict(dropout_p=0.1), "dropout_p 0.1: drops no weights (dropout_p=0, or another backend)"),
         (dict(head_dim=160), "head_dim 160: at most 128"),
         (dict(bias=BiasForm(sizes=(1025,), learned=True)), 'learned bias 1025 weights a head: at most 1024 (backend="cupy_raw")'),
-        (dict(pattern=Pattern.natten((20, 25), 3)), f"branch kind neighborhood: shown as grid; {COMPUTES}"),
+        (dict(pattern=Pattern.natten((20, 25), 3)), f"branch kind neighborhood: shown as grid of windows; {COMPUTES}"),
         (
             dict(pattern=Pattern.of(BlockSparse(None, 50))),
             f'branch kind block_sparse: shown as given blocks; {COMPUTES} (backend="native" on a CPU, "flex" on a GPU)',

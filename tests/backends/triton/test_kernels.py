@@ -16,8 +16,9 @@ pytest.importorskip("triton", reason="triton is not installed: make stages, on L
 from helpers.steps import StepCase
 from helpers.triton_compile import compile_kernel, compile_step
 
-from dilkit.backends.triton.backend import HIP_ARCHITECTURES
-from dilkit.backends.triton.sizes import HEAD_DIMS, OLDEST, beside_bias, hip_sizes, sizes_for
+from dilkit import Device, Pattern, Problem
+from dilkit.backends.triton.backend import HIP_ARCHITECTURES, TunedLauncher
+from dilkit.backends.triton.sizes import HEAD_DIMS, beside_bias, sizes_for
 from dilkit.bias.form import BiasForm
 
 slow, kernels = pytest.mark.slow, pytest.mark.kernels
@@ -68,6 +69,7 @@ def check_code(role: str, dtype: str, head_dim: int, capability: int, folder: Pa
         assert (re.search(r"cp\.async\.wait_group\s+[1-9]", found.code) is not None) == (sizes.stages == 5), "copies run ahead"
 
 
+FORMS = [BiasForm(learned=True), BiasForm(2, (5, 1), placed=True, learned=True)]
 SOME = ("forward", "bfloat16", 64, 90), ("dquery", "float16", 128, 80), ("forward", "float32", 128, 90)
 
 
@@ -90,23 +92,28 @@ def test_kernels_compile_without_a_gpu(
 
 
 @pytest.mark.parametrize(
-    ("role", "dtype", "head_dim", "architecture"),
+    ("role", "dtype", "head_dim", "architecture", "form"),
     [
-        pytest.param("forward", "float32", 16, "gfx942", marks=slow),
-        *(pytest.param(*one, marks=kernels) for one in product(ROLES, (*HALVES, "float32"), HEAD_DIMS, HIP_ARCHITECTURES)),
+        pytest.param("forward", "float32", 16, "gfx942", None, marks=slow),
+        *(pytest.param(*one, None, marks=kernels) for one in product(ROLES, (*HALVES, "float32"), HEAD_DIMS, HIP_ARCHITECTURES)),
+        *(pytest.param(role, "bfloat16", 128, *one, marks=kernels) for role, *one in product(ROLES, HIP_ARCHITECTURES, FORMS)),
     ],
+    ids=str,
 )
-def test_kernels_compile_for_gpus_of_amd(role: str, dtype: str, head_dim: int, architecture: str, tmp_path: Path) -> None:
+def test_kernels_compile_for_gpus_of_amd(
+    role: str, dtype: str, head_dim: int, architecture: str, form: BiasForm | None, tmp_path: Path
+) -> None:
+    facts = dict(seq=256, heads=4, head_dim=head_dim, dtype=dtype, device=Device.assume(architecture), bias=form)
     for low in (False, True):
-        sizes = hip_sizes(sizes_for(role, dtype, head_dim, OLDEST, low))
-        found = compile_kernel(role, dtype, head_dim, architecture, sizes, tmp_path)
+        sizes = TunedLauncher().sizes(role, Problem(pattern=Pattern.dense(), **facts), low)
+        found = compile_kernel(role, dtype, head_dim, architecture, sizes, tmp_path, form=form)
         assert (found.spills, found.stack) == (0, 0), f"{sizes}: {found.registers} registers"
         assert found.shared <= 64 * 1024, sizes
         assert "v_mfma" in found.code
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", [BiasForm(learned=True), BiasForm(2, (5, 1), placed=True, learned=True)], ids=str)
+@pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("role", ROLES)
 def test_kernels_that_add_a_bias_compile_without_a_gpu(role: str, form: BiasForm, tmp_path: Path) -> None:
     sizes = beside_bias(sizes_for(role, "float16", 64, (9, 0)))
