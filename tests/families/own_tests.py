@@ -28,16 +28,14 @@ import pytest
 import torch
 
 import dilkit
-from dilkit import Pattern
 from dilkit.integrations.transformers import registration
-from dilkit.integrations.transformers.patterns import has_windows
 
 TESTS, REASONS = Path(__file__).resolve().parents[1], Path(__file__).with_name("differences.json")
 FAMILIES = (
-    *("bert", "bloom", "clip", "gemma2", "gemma3", "gpt2", "gpt_neox", "llama"),
-    *("mistral", "mpt", "opt", "phi", "qwen2", "stablelm", "t5", "vit"),
+    *("bart", "bert", "bloom", "clip", "gemma2", "gemma3", "gpt2", "gpt_neox", "llama", "mistral"),
+    *("modernbert", "mpt", "opt", "phi", "qwen2", "stablelm", "t5", "vit", "whisper"),
 )
-SDPA, NAME, WINDOWED = "sdpa", "dilkit", "dilkit_windows"
+SDPA, NAME = "sdpa", "dilkit"
 OPTIONS = ("-q", "--tb=short", "-p", "no:cacheprovider", "-o", "log_cli=0", "-p", "families.own_tests", "--timeout=200")
 SECONDS = 3600
 """The limit of one run of a family's tests."""
@@ -166,7 +164,7 @@ _calls = Counter()
 
 @contextmanager
 def swapped() -> Iterator[None]:
-    """Register dilkit's attention, dense or by a model's own windows, and choose it in place of sdpa and of the default."""
+    """Register dilkit's attention, by the own pattern of each layer, and choose it in place of sdpa and of the default."""
     package, attend = registration.transformers(), registration.attend
 
     def counted(*args, **kwargs):
@@ -176,15 +174,14 @@ def swapped() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registration, "attend", counted)  # also what `is_registered` compares with
-        registration.register(Pattern.dense(), NAME)
-        registration.register(None, WINDOWED)
+        registration.register(None, NAME)
         decide = package.PreTrainedModel.get_correct_attn_implementation
 
         def decided(model, requested, *args, **kwargs):
             name = decide(model, requested, *args, **kwargs)
             if requested is not None and name != SDPA:
                 return name
-            return decide(model, WINDOWED if has_windows(model.config) else NAME)
+            return decide(model, NAME)
 
         patch.setattr(package.PreTrainedModel, "get_correct_attn_implementation", decided)
         yield

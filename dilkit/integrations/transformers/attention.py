@@ -2,13 +2,14 @@
 
 the rows are those of the keys      no padding          dilated_attention
                                     padding, packed     dilated_attention_varlen, of the tokens alone
+                                    padding between     dilated_attention of each sequence, if distances count padding
 the rows are the last of them       a cache             dilated_attention_with_kvcache
                                     a dilated_cache     DilatedCache.attend
                                     with gradients,     all rows, those before with queries of 0
                                         or with dropout
 the rows are those of a batch       generate_batch      one step over transformers' pool, dilated_attention_varlen of prompts
 the rows are a part of a sequence   context_parallel    ring_dilated_attention, ring_dilated_attention_varlen
-the keys are of another sequence    T5's decoder        torch's scaled_dot_product_attention, of all rows and tokens
+the keys are of another sequence    cross-attention     dilated_attention of all rows and tokens, by a dense pattern
 """
 
 from __future__ import annotations
@@ -23,22 +24,25 @@ from torch.nn import functional as F
 from dilkit.attention import dilated_attention
 from dilkit.decoding.kvcache import dilated_attention_with_kvcache
 from dilkit.integrations.ranks import nothing_seen
+from dilkit.integrations.transformers.across import attend_across, is_across
 from dilkit.integrations.transformers.biases.tables import PositionBias
 from dilkit.integrations.transformers.checks import (
     check_continuous,
     check_decoding,
-    check_one_sequence,
     check_options,
-    check_window,
+    check_own,
     checked_mask,
+    holder_of,
+    wants_weights,
 )
 from dilkit.integrations.transformers.context.attention import KEPT_AS
 from dilkit.integrations.transformers.continuous import attend_batch
 from dilkit.integrations.transformers.heads import held_heads, on_held_heads, sinks_of
-from dilkit.integrations.transformers.patterns import Patterns, pattern_of, stated_patterns
+from dilkit.integrations.transformers.patterns import DENSE, Patterns, pattern_of_layer, stated_patterns
 from dilkit.integrations.transformers.sequences import KEPT_BY, Packing, TokenMask, of_tokens, packing_of
+from dilkit.integrations.transformers.weights import weights_of
 from dilkit.packed.attention import dilated_attention_varlen
-from dilkit.pattern import Pattern
+from dilkit.pattern import Pattern, SlidingWindow
 
 
 def attend(
@@ -54,28 +58,29 @@ def attend(
     is_causal: bool | None = None,
     s_aux: Tensor | None = None,
     **options: Any,
-) -> tuple[Tensor, None]:
+) -> tuple[Tensor, Tensor | None]:
     """Attend as a function of transformers: `(batch, heads, rows, head_dim)` in, `(batch, rows, heads, head_dim)` out.
 
     `given`, `mesh`: those of `register`. `attention_mask`: of `tokens_seen`; if None, the layer says what is causal. Raises
     ValueError.
     """
-    bias: PositionBias | None = options.get("position_bias")
-    if isinstance(bias, PositionBias) and bias.make is None:
-        return attend_across(module, query, key, value, attention_mask, dropout, scaling), None
+    if is_across(module, options):
+        options |= dict(is_causal=is_causal, s_aux=s_aux)
+        return attend_across(module, query, key, value, attention_mask, dropout, scaling, options)
     check_options(module, options, key)
-    if bias is None:
-        check_one_sequence(module)
+    weighed = wants_weights(module, options, dropout, holder_of(module, key, options))
+    bias: PositionBias | None = options.get("position_bias")
     mask = checked_mask(attention_mask, module, query, key)
     causal = None if mask is None else mask.causal
     if causal is None:
         causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     width, held = value.shape[-1], held_heads(module, query.shape[1], key.shape[1])
-    pattern = on_held_heads(pattern_of(given, module), module, held, mesh)
+    stated = stated_patterns(given, module.config)
+    pattern = on_held_heads(pattern_of_layer(stated, module), module, held, mesh)
     if pattern is None:
         return nothing_seen(query, key, value).transpose(1, 2), None
-    if stated_patterns(given, module.config) is None:
-        check_window(module, pattern, causal, mask, options)
+    if stated is None:
+        check_own(module, pattern, mask, options)
     if width < query.shape[-1]:
         value = F.pad(value, (0, query.shape[-1] - width))  # zeros, to the width of the keys; they are cut off again
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
@@ -91,9 +96,53 @@ def attend(
     if (ranks := getattr(module, KEPT_AS, None)) is not None:
         out = ranks.attend(q, k, v, pattern, mask, options, is_causal=causal, dropout_p=dropout, **call)
         return out[..., :width], None
-    call["bias"] = None if bias is None else bias.of_call(mask, type(module).__name__, q.device)
+    call["bias"] = None if bias is None else bias.on(q.device)
     packing, tokens = packing_of(q, key.shape[2], mask, options), None if mask is None else mask.tokens
-    return _of_rows(q, k, v, pattern, packing, tokens, causal, dropout, call)[..., :width], None
+    harmless = counts_no_padding_in(pattern, bias, stated)
+    between = mask is not None and harmless is not None and mask.has_gaps(harmless)
+    if between and tokens is not None:
+        out = in_places(q, k, v, pattern, tokens, is_causal=causal, dropout_p=dropout, **call)
+    else:
+        out = _of_rows(q, k, v, pattern, packing, tokens, causal, dropout, call)
+    if weighed and tokens is None and packing is not None:
+        wants_weights(module, options, refused="packed sequences")
+    weights = weights_of(q, k, pattern, tokens, between, is_causal=causal, **call) if weighed else None
+    return out[..., :width], weights
+
+
+def counts_no_padding_in(pattern: Pattern, bias: PositionBias | None, stated: object) -> int | None:
+    """Return in how many places padding between tokens makes no difference; None where it never does.
+
+    Else it keeps its place, as in transformers: beside windows, strides, biases that count it, and the chunks of a model.
+    """
+    if bias is not None:
+        return 0 if bias.counts_padding else None
+    if not any(branch.goes_by_distance for branch in pattern.branches):
+        return None if stated is not None or pattern == DENSE else 0
+    whole = [min(x.reaches) + 1 for x in pattern.branches if isinstance(x, SlidingWindow) and x.dilation_rate == 1]
+    return min(whole) if len(whole) == len(pattern.branches) else 0
+
+
+def in_places(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, tokens: Tensor, **call: Any) -> Tensor:
+    """Attend in each sequence from its first to its last token, where padding between them is seen by none.
+
+    The rows are the last of `tokens`, bool `(batch, seen)`; one row is the last token, also in a cache of fixed size.
+    """
+    outs, rows = [], query.shape[1]
+    for i, places in enumerate(tokens):
+        seen = places.nonzero()
+        if not len(seen):
+            outs.append(nothing_seen(query[i : i + 1], key[i : i + 1], value[i : i + 1]))
+            continue
+        first, end = int(seen[0]), int(seen[-1]) + 1
+        before = end - 1 if rows == 1 else len(places) - rows  # the place of the first row
+        part = slice(max(first - before, 0), max(end - before, 0))
+        q, (k, v) = query[i : i + 1, part], (x[i : i + 1, first:end] for x in (key, value))
+        out = dilated_attention(
+            q, k, v, pattern, key_padding_mask=~places[None, first:end], query_offset=before + part.start - first, **call
+        )
+        outs.append(F.pad(cast(Tensor, out), (0, 0, 0, 0, part.start, rows - part.start - q.shape[1])))
+    return torch.cat(outs)
 
 
 def _of_rows(
@@ -135,25 +184,11 @@ def _by_cache(query: Tensor, key: Tensor, mask: Tensor | None, dropout: float) -
     if dropout > 0 or (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)):
         if mask is not None and rows == 1 and not bool(mask[:, -1].all()):
             raise ValueError(
-                "one row against a cache of fixed size has neither gradients nor dropout; take a DynamicCache, or model.eval() "
-                "and torch.no_grad()"
+                "one row against a cache of fixed size, or in a batch with padding behind tokens, has neither gradients nor "
+                "dropout; take a DynamicCache and padding in front, or model.eval() and torch.no_grad()"
             )
         return False
     return mask is None or rows == 1 or (not torch.compiler.is_compiling() and bool(mask[:, -rows:].all()))
-
-
-def attend_across(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: TokenMask | None, dropout: float, scaling: float | None
-) -> Tensor:
-    """Compute cross-attention by torch, like `attend`. Raises ValueError for keys of a cache that leaves some out."""
-    if getattr(key, KEPT_BY, None) is not None:
-        raise ValueError(
-            f"{type(module).__name__} is cross-attention, which a dilated_cache() does not compute; take a DynamicCache"
-        )
-    checked = checked_mask(mask, module, query, key)
-    tokens = None if checked is None or checked.tokens is None else checked.tokens[:, None, None]
-    out = F.scaled_dot_product_attention(query, key, value, tokens, dropout_p=dropout, scale=scaling)
-    return out.transpose(1, 2)
 
 
 def last_rows(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, tokens: Tensor | None, **options: Any) -> Tensor:

@@ -9,6 +9,7 @@ import threading
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dilkit.compiler import assume_constant_result
@@ -17,15 +18,13 @@ from dilkit.integrations.transformers.context.attention import KEPT_AS
 from dilkit.integrations.transformers.sequences import KEPT_BY, TokenMask
 from dilkit.pattern import Pattern, SlidingWindow
 
-REFUSED = {
-    "position_bias": "a tensor of all pairs is not read; T5's tables are, for others take the attention 'eager'",
-    "output_attentions": "there is no matrix of weights; take the attention 'eager', or dilkit.attention_rows",
-}
+TAKEN = ("flash", "sdpa", "flex", "eager", "paged", "/", "|")
+"""Parts of a name by which transformers takes another way."""
 KNOWN = (
     *("query", "key", "value", "attention_mask", "scaling", "dropout", "is_causal", "s_aux", "sliding_window", "softcap"),
-    *("position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "deterministic", *REFUSED),
+    *("position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "deterministic"),
+    *("position_bias", "output_attentions"),
 )
-OTHER_STATES = ({"encoder_hidden_states"}, {"cross_attention_states"}, {"context"}, {"query", "key", "value"})
 
 _PARSING = threading.Lock()
 """Held while source is parsed: Python 3.11 counts the depth of two trees that threads build as one, and raises SystemError."""
@@ -45,15 +44,36 @@ def check_options(module: Any, options: dict[str, Any], key: Tensor) -> None:
         )
     if in_cache and isinstance(options.get("position_bias"), PositionBias):
         raise ValueError(f"position_bias of {type(module).__name__} with a dilated_cache(), which adds none; take a DynamicCache")
-    for name, reason in REFUSED.items():
-        if (value := options.get(name)) is not None and value is not False and not isinstance(value, PositionBias):
-            raise ValueError(f"{name}={_short(value)} of {type(module).__name__}: {reason}")
+    if (bias := options.get("position_bias")) is not None and not isinstance(bias, PositionBias):
+        raise ValueError(
+            f"position_bias={_short(bias)} of {type(module).__name__}: a tensor of all pairs is not read; T5's tables are, for "
+            "others take the attention 'eager'"
+        )
     for name in _unknown_arguments(type(module)):
         if options.get(name) is not None:
             raise ValueError(
                 f"{name}={_short(options[name])} of {type(module).__name__} is an argument that dilkit does not know; take the "
                 "attention 'eager'"
             )
+
+
+def holder_of(module: Any, key: Tensor, options: dict[str, Any]) -> str:
+    """Return the name of what holds rows that a call sees, but does not get; "" where it gets all."""
+    holders = {"a dilated_cache()": getattr(key, KEPT_BY, None), "context_parallel": getattr(module, KEPT_AS, None)}
+    holders |= {"continuous batching": options.get("cache")}
+    return next((name for name, holder in holders.items() if holder is not None), "")
+
+
+def wants_weights(module: Any, options: dict[str, Any], dropout: float = 0.0, refused: str = "") -> bool:
+    """True if a call asks for its weights. Raises ValueError with dropout, and for what else they are `refused`."""
+    if not options.get("output_attentions"):
+        return False
+    if refused := refused or ("dropout" if dropout > 0 else "torch.compile" if torch.compiler.is_compiling() else ""):
+        raise ValueError(
+            f"output_attentions={options['output_attentions']} of {type(module).__name__} with {refused}: there is no matrix of "
+            "weights; take the attention 'eager', or dilkit.attention_rows"
+        )
+    return True
 
 
 @assume_constant_result
@@ -71,29 +91,6 @@ def _unknown(kind: Any) -> tuple[str, ...]:
 
 def _short(value: object) -> str:
     return f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-
-
-def check_one_sequence(module: Any) -> None:
-    """Raise ValueError for a model, or a layer, in which the keys are of another sequence than the queries."""
-    kind: Any = type(module)
-    config, across = module.config, getattr(module, "is_cross_attention", None)
-    check_no_cross_attention(config)
-    if across or (across is None and not hasattr(config, "add_cross_attention") and _takes_other_states(kind)):
-        raise ValueError(
-            f"{type(module).__name__} is cross-attention, of two sequences; dilated attention is of one sequence with itself"
-        )
-
-
-def check_no_cross_attention(config: Any) -> None:
-    if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
-        raise ValueError(
-            f"{type(config).__name__} has cross-attention, of two sequences; dilated attention is of one sequence with itself"
-        )
-
-
-@assume_constant_result
-def _takes_other_states(kind: Any) -> bool:
-    return any(names <= arguments_of(kind) for names in OTHER_STATES)
 
 
 @cache
@@ -157,24 +154,25 @@ def check_continuous(module: Any, sequences: int, causal: bool, dropout: float, 
         raise ValueError(f"block_table of {kind}, which is not read; give ContinuousBatchingConfig(max_blocks_per_request=0)")
 
 
-def check_window(module: Any, pattern: Pattern, causal: bool, mask: TokenMask | None, options: dict[str, Any]) -> None:
+def check_own(module: Any, pattern: Pattern, mask: TokenMask | None, options: dict[str, Any]) -> None:
     """Raise ValueError where transformers computes another pattern than `own_pattern` of the layer."""
-    windows = [branch.window for branch in pattern.branches if isinstance(branch, SlidingWindow)]
-    window = windows[0] if windows else None
-    if window is not None and not causal:
-        raise ValueError(
-            f"sliding_window={window} of {type(module).__name__} without causality: models differ in how far a window reaches; "
-            f"give the pattern, such as Pattern.of(SlidingWindow({window + 1})) for |i - j| <= {window}"
-        )
+    kind = type(module).__name__
+    if mask is not None and mask.shows is not None:
+        if mask.shows != pattern.to_json():
+            shown = Pattern.from_json(mask.shows)
+            raise ValueError(
+                f"{kind} has {pattern} by its configuration, but the mask of its model shows {shown}; give the pattern of "
+                "each layer, by register or convert"
+            )
+        return
+    window = next((branch.window for branch in pattern.branches if isinstance(branch, SlidingWindow)), None)
     if window is not None and "sliding_window" not in options:
         raise ValueError(
-            f"sliding_window={window} is in the configuration, but {type(module).__name__} passes none on: a Llama ignores it, "
+            f"sliding_window={window} is in the configuration, but {kind} passes none on: a Llama ignores it, "
             f"other models have it in their masks; give register or convert Pattern.mistral({window}) or Pattern.dense()"
         )
     if options.get("sliding_window", window) != window:
         raise ValueError(
-            f"sliding_window={options['sliding_window']} of {type(module).__name__}, but by the configuration it is {window} in "
+            f"sliding_window={options['sliding_window']} of {kind}, but by the configuration it is {window} in "
             f"layer {module.layer_idx}; give the pattern of each layer, register([...])"
         )
-    if window is not None and mask is not None:
-        mask.check_gaps(type(module).__name__, f"its window of {window} (sliding_window) counts", harmless=window)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dilkit.integrations.transformers.checks import check_no_cross_attention, check_one_sequence, source_of
+from dilkit.integrations.transformers.checks import source_of
 from dilkit.integrations.transformers.patterns import (
-    FULL,
-    WINDOWED,
+    DENSE,
+    LAYER_TYPES,
     Patterns,
     checked,
     has_windows,
@@ -45,7 +45,7 @@ class ConvertedLayer:
 
 @dataclass(frozen=True)
 class Conversion:
-    """The layers that `convert` changed; `print` shows a line for each.
+    """The layers that `convert` changed, and the paths of those that keep their own attention; `print` shows a line for each.
 
     >>> from dilkit.integrations.transformers import Conversion
     >>> print(Conversion(layers=()))
@@ -53,25 +53,29 @@ class Conversion:
     """
 
     layers: tuple[ConvertedLayer, ...]
+    kept: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return "\n".join([f"{len(self.layers)} attention layers", *map(str, self.layers)])
+        kept = (f"{path}: stays as it is" for path in self.kept)
+        return "\n".join([f"{len(self.layers)} attention layers", *map(str, self.layers), *kept])
 
 
-def convert(model: Any, pattern: Pattern | Sequence[Pattern] | None = None, name: str = "dilkit") -> Conversion:
+def convert(model: Any, pattern: Pattern | str | Sequence[Pattern | str] | None = None, name: str = "dilkit") -> Conversion:
     """Let every attention layer of `model`, of transformers, compute dilated attention from now on; its weights stay as they are.
 
-    - `pattern`: a `dilkit.Pattern` for all layers, those of images and sounds among them, or a list with one for each. It is
-      written into the configuration, `config.dilkit`, and saved with the model, `name` too: to be loaded again it needs
-      `register()` and nothing else. None: what the configuration says, as in `register`: of a model with windows, what it
-      computed before; its parts without windows, such as one for images, stay as they are.
+    - `pattern`: a `dilkit.Pattern` for all layers, those of images and sounds among them, or a list with one for each, or a text
+      as in `register`. It is written into the configuration, `config.dilkit`, and saved with the model, `name` too: to be loaded
+      again it needs `register()` and nothing else. None: what the configuration says, as in `register`, or else what each layer
+      computed before; beside windows, parts without, such as one for images, stay as they are.
     - `name`: as in `register`, which is called with it, unless it is registered; other models of that name stay as they are.
       Only models that were made of the same configuration object, which transformers does not copy, are switched too: make
       each of a `copy.deepcopy` of it.
 
-    Returns what changed by layer. Where dilated attention sees less than the model was trained with, its results differ: train
-    it further. Raises TypeError or ValueError, with the reason, for a model with chunked attention or cross-attention, one that
-    does not look its attention up, or one that is wrong with a version of transformers that is not tested; it is then as it was.
+    Returns what changed by layer, and what did not: cross-attention sees all tokens of the other sequence, whatever the pattern,
+    and the layers of a part without windows keep their own attention. Where dilated attention sees less than the model was
+    trained with, its results differ: train it further. Raises TypeError or ValueError, with the reason, for a model with layers
+    of another kind, one that does not look its attention up, or one that is wrong with a version of transformers that is not
+    tested; it is then as it was.
 
         >>> from transformers import LlamaConfig, LlamaForCausalLM
         >>> from dilkit import Pattern
@@ -96,7 +100,12 @@ def convert(model: Any, pattern: Pattern | Sequence[Pattern] | None = None, name
             f"name={name!r} is registered with {registered}, which other models may compute; give a pattern, or another name"
         )
     changed = [
-        ConvertedLayer(path, type(x).__name__, str(x.config._attn_implementation), pattern_of_layer(stated[id(x.config)], x))
+        ConvertedLayer(
+            path,
+            type(x).__name__,
+            str(x.config._attn_implementation),
+            DENSE if _is_named_across(path, x) else pattern_of_layer(stated[id(x.config)], x),
+        )
         for path, x in layers.items()
     ]
     parts = [model]
@@ -111,7 +120,12 @@ def convert(model: Any, pattern: Pattern | Sequence[Pattern] | None = None, name
             config.dilkit = to_config(wanted)
     for part in parts:
         part.set_attn_implementation(name)
-    return Conversion(tuple(changed))
+    return Conversion(tuple(changed), tuple(path for path in everywhere if path not in layers))
+
+
+def _is_named_across(path: str, layer: Any) -> bool:
+    name = f"{path.rpartition('.')[2]} {type(layer).__name__}".lower()
+    return bool(getattr(layer, "is_cross_attention", False)) or any(word in name for word in ("cross", "encoder_attn", "encdec"))
 
 
 def attention_layers(model: Any) -> dict[str, Any]:
@@ -127,12 +141,10 @@ def attention_layers(model: Any) -> dict[str, Any]:
 
 
 def _check(model: Any, layers: dict[str, Any], given: Patterns | None) -> None:
-    check_no_cross_attention(model.config)
     for path, x in layers.items():
-        check_one_sequence(x)
-        if (kind := kind_of(x)) not in (FULL, WINDOWED):
+        if (kind := kind_of(x)) not in LAYER_TYPES:
             raise ValueError(
-                f"{path} has {kind}, which dilated attention does not take the place of; {WINDOWED} and {FULL} it does: set "
+                f"{path} has {kind}, which dilated attention does not take the place of; {', '.join(LAYER_TYPES)} it does: set "
                 "layer_types of the configuration, and make the model anew"
             )
         if isinstance(given, tuple) and getattr(x, "layer_idx", None) is None:

@@ -14,17 +14,35 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dilkit.integrations.transformers.patterns import WINDOWED, Patterns, is_of_windows, stated_patterns
+from dilkit.integrations.transformers.patterns import (
+    CHUNKED,
+    DENSE,
+    FULL,
+    WINDOWED,
+    Patterns,
+    is_of_windows,
+    known_pattern,
+    stated_patterns,
+)
 from dilkit.integrations.transformers.sequences import TokenMask, of_neighbours, of_tokens
 from dilkit.pattern import Pattern
 
-COMPUTED = (
+OVERLAYS = {
+    "sliding_window_overlay": (WINDOWED, 0),
+    "_bidirectional_window_overlay": (WINDOWED, 0),
+    "sliding_window_bidirectional_overlay": (WINDOWED, 1),
+    "chunked_overlay": (CHUNKED, 0),
+}
+"""Parts of masks that hide more than causality does: the kind of layer, and by how much its pattern's size is larger."""
+OF_ENCODERS = {"_bidirectional_window_overlay", "Gemma3TextModel"}
+"""What EmbeddingGemma adds to causal masks, by `or_masks`, so that tokens see later ones."""
+COMPUTED = {
     *("causal_mask_function", "bidirectional_mask_function", "packed_sequence_mask_function"),
-    *("and_masks", "remap_positions_for_packed_sequence"),
-    *("sliding_window_overlay", "sliding_window_bidirectional_overlay"),
-)
-"""Parts of transformers' masks that attention computes itself: positions say where packed sequences begin, and a pattern says
-the window of a layer."""
+    *("and_masks", "or_masks", "remap_positions_for_packed_sequence"),
+    *OVERLAYS,
+    *OF_ENCODERS,
+}
+"""Parts of transformers' masks that attention computes itself: positions say where packed sequences begin."""
 
 WITHOUT_EFFECT = ("allow_is_causal_skip", "allow_is_bidirectional_skip", "dtype", "local_size")
 """Options that transformers asks for a mask with, and that do not change which keys are tokens."""
@@ -54,8 +72,10 @@ def tokens_seen(
         return attention_mask
     _check_shape(attention_mask, kv_length)
     _check(mask_function, use_vmap, config, options)
-    causal = _is_causal(mask_function, options)
-    mask = partial(TokenMask, causal, q_length, kv_length)
+    causal = _is_causal(mask_function, config, options)
+    stated = stated_patterns(given, config)
+    shows = None if stated or mask_function is None or torch.compiler.is_compiling() else _shown(mask_function)
+    mask = partial(TokenMask, causal, q_length, kv_length, shows=None if shows is None else shows.to_json())
     if causal is False and q_length != kv_length:  # the keys are of another sequence
         return mask(_tokens(batch_size, kv_length, kv_length, attention_mask, device))
     if torch.compiler.is_compiling() and causal and q_length == kv_length > 1 and _is_composed(mask_function):
@@ -63,7 +83,9 @@ def tokens_seen(
         ahead = _sees(mask_function, batch_size, before, before + 1)
         torch._assert_async(~ahead.any(), "the model's mask lets tokens see later ones, which dilated attention does not compute")
     if kv_offset:
-        _check_kept(stated_patterns(given, config), config, kv_length - q_length, kv_offset)
+        unused = stated is None and shows == DENSE and FULL not in (getattr(config, "layer_types", None) or (FULL,))
+        if not unused:  # models of windows alone ask for a mask without, too
+            _check_kept(stated or shows, config, kv_length - q_length, kv_offset)
         q_offset = q_offset - kv_offset
         if attention_mask is not None:
             attention_mask = attention_mask[:, kv_offset:]
@@ -121,25 +143,24 @@ def _check(mask_function: Callable[..., Any] | None, use_vmap: bool, config: Any
             f"transformers asks for a mask with {', '.join(unknown)}, which dilkit does not know; use another "
             "attn_implementation, or an earlier version of transformers"
         )
-    if use_vmap:
+    compiled = torch.compiler.is_compiling()  # which hides the functions: the configuration decides
+    names = set() if compiled or mask_function is None else {name for name, _ in _parts(mask_function)}
+    added = "or_masks" in names and not names & OF_ENCODERS
+    if use_vmap and (compiled or added or not names <= COMPUTED):
         raise ValueError("a mask function of the model's own (or_mask_function, and_mask_function): dilkit has patterns instead")
-    if torch.compiler.is_compiling():  # which hides the functions: the configuration decides
-        names = ["chunked_overlay"] if getattr(config, "attention_chunk_size", None) else []
-    else:
-        names = [] if mask_function is None else list(_parts(mask_function))
-    for name in names:
-        if name not in COMPUTED:
-            raise ValueError(
-                f"the model asks for the mask {name}, which dilated attention does not compute; use another attn_implementation, "
-                "or a configuration without it (no attention_chunk_size, or blocks of tokens that see each other)"
-            )
+    others = {"chunked_overlay"} if compiled and getattr(config, "attention_chunk_size", None) else names - COMPUTED
+    if others or added:
+        raise ValueError(
+            f"the model asks for the mask {min(others, default='or_masks')}, which dilated attention does not compute; use "
+            "another attn_implementation, or a configuration without it (blocks of tokens that see each other)"
+        )
 
 
 def _check_kept(stated: Patterns | None, config: Any, before: int, left_out: int) -> None:
     types = getattr(config, "layer_types", None)
     patterns = (stated,) if isinstance(stated, Pattern) else stated or ()
     for layer, pattern in enumerate(patterns):
-        windowed = isinstance(stated, Pattern) or not types or types[layer] == WINDOWED
+        windowed = isinstance(stated, Pattern) or not types or types[layer] in (WINDOWED, CHUNKED)
         if windowed and not is_of_windows(pattern, before):
             raise ValueError(
                 f"the cache keeps the last {before} tokens of layers with a window, and has left out {left_out}, but the pattern "
@@ -147,20 +168,33 @@ def _check_kept(stated: Patterns | None, config: Any, before: int, left_out: int
             )
 
 
-def _parts(mask_function: Callable[..., Any]) -> Iterator[str]:
-    yield mask_function.__qualname__.partition(".")[0]
-    for cell in getattr(mask_function, "__closure__", None) or ():
-        held = cell.cell_contents
+def _parts(mask_function: Callable[..., Any]) -> Iterator[tuple[str, int]]:
+    """Yield the name of each function that a mask is composed of, and the size that it holds, such as that of a window."""
+    cells = [cell.cell_contents for cell in getattr(mask_function, "__closure__", None) or ()]
+    yield mask_function.__qualname__.partition(".")[0], next((held for held in cells if isinstance(held, int)), 0)
+    for held in cells:
         for part in held if isinstance(held, tuple) else (held,):
             if callable(part):
                 yield from _parts(part)
 
 
-def _is_causal(mask_function: Callable[..., Any] | None, options: dict[str, Any]) -> bool | None:
+def _shown(mask_function: Callable[..., Any]) -> Pattern:
+    """Return the pattern of a mask, apart from causality, padding and packed sequences."""
+    sizes = {(OVERLAYS[name][0], size + OVERLAYS[name][1]) for name, size in _parts(mask_function) if name in OVERLAYS}
+    if len(sizes) > 1:
+        raise ValueError(f"the mask of the model has several windows, {sorted(sizes)}; give the pattern by register or convert")
+    return known_pattern(*(sizes or {(FULL, 0)}).pop())
+
+
+def _is_causal(mask_function: Callable[..., Any] | None, config: Any, options: dict[str, Any]) -> bool | None:
     """True if no row sees a later key, by the functions of the mask or, compiled, by the skips that transformers allows."""
     if torch.compiler.is_compiling():
+        if getattr(config, "use_bidirectional_attention", False) is True:
+            return False  # EmbeddingGemma asks for causal masks, and adds to them
         return "allow_is_bidirectional_skip" not in options if "allow_is_causal_skip" in options else None
-    return None if mask_function is None else "bidirectional_mask_function" not in _parts(mask_function)
+    if mask_function is None:
+        return None
+    return {"bidirectional_mask_function", *OF_ENCODERS}.isdisjoint(name for name, _ in _parts(mask_function))
 
 
 def _is_composed(mask_function: Callable[..., Any] | None) -> bool:
@@ -171,7 +205,7 @@ def _is_composed(mask_function: Callable[..., Any] | None) -> bool:
 def _may_be_packed(mask_function: Callable[..., Any] | None) -> bool:
     if mask_function is None or torch.compiler.is_compiling():
         return _is_composed(mask_function)
-    return "packed_sequence_mask_function" in _parts(mask_function)
+    return "packed_sequence_mask_function" in dict(_parts(mask_function))
 
 
 def _sees(mask_function: Any, batch: int, rows: Tensor, keys: Tensor) -> Tensor:

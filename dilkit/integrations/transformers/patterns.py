@@ -8,22 +8,26 @@ from typing import Any
 
 from dilkit.compiler import assume_constant_result
 from dilkit.pattern import Pattern, SlidingWindow
+from dilkit.pattern.calls import pattern_of_text
 
 Patterns = Pattern | tuple[Pattern, ...]
+DENSE = Pattern.dense()
 _KNOWN: dict[str, Patterns] = {}
-WINDOWED, FULL = "sliding_attention", "full_attention"
+WINDOWED, FULL, CHUNKED = LAYER_TYPES = "sliding_attention", "full_attention", "chunked_attention"
 
 
 def checked(pattern: object) -> Patterns:
+    if isinstance(pattern, str):
+        return pattern_of_text(pattern)
     if isinstance(pattern, Pattern):
         return pattern
-    if not isinstance(pattern, Sequence) or isinstance(pattern, str) or not all(isinstance(x, Pattern) for x in pattern):
+    if not isinstance(pattern, Sequence) or not all(isinstance(x, (Pattern, str)) for x in pattern):
         raise TypeError(
             f"pattern={pattern!r} is a {type(pattern).__name__}; a dilkit.Pattern is needed, or a list of them, one a layer"
         )
     if not pattern:
         raise ValueError("pattern is an empty list; a dilkit.Pattern for each layer is needed")
-    return tuple(pattern)
+    return tuple(pattern_of_text(x) if isinstance(x, str) else x for x in pattern)
 
 
 def to_config(pattern: Patterns) -> Any:
@@ -57,21 +61,20 @@ def stated_patterns(given: Patterns | None, config: Any) -> Patterns | None:
 
 
 def own_pattern(module: Any) -> Pattern:
-    """Return a layer's own causal window, or dense in a model that has windows elsewhere. Raises ValueError without any."""
-    config = module.config
-    if not has_windows(config):
-        raise ValueError(
-            "there is no pattern: the configuration of the model has no `dilkit`; give one by "
-            "dilkit.integrations.transformers.register(pattern), or by convert(model, pattern), which writes it there"
-        )
-    pattern = _KNOWN[_known_window(config.sliding_window if kind_of(module) == WINDOWED else None)]
-    assert isinstance(pattern, Pattern)
-    return pattern
+    """Return a layer's own pattern by its configuration: a window, on both sides of a token in encoders, chunks, or all."""
+    config, kind = module.config, kind_of(module)
+    if kind == CHUNKED:
+        return known_pattern(CHUNKED, config.attention_chunk_size)
+    if kind != WINDOWED:
+        return known_pattern(FULL)
+    # masks of encoders have |i - j| <= sliding_window, that of EmbeddingGemma has <
+    inclusive = not getattr(module, "is_causal", True) and not getattr(config, "use_bidirectional_attention", False)
+    return known_pattern(WINDOWED, config.sliding_window + inclusive)
 
 
 def has_windows(config: Any) -> bool:
     types = getattr(config, "layer_types", None)
-    return WINDOWED in types if types else getattr(config, "sliding_window", None) is not None
+    return WINDOWED in types or CHUNKED in types if types else getattr(config, "sliding_window", None) is not None
 
 
 def is_of_windows(pattern: Pattern, reach: int) -> bool:
@@ -92,11 +95,18 @@ def kind_of(module: Any) -> str:
     return FULL if getattr(config, "sliding_window", None) is None else WINDOWED
 
 
+def known_pattern(kind: str, size: int = 0) -> Pattern:
+    """Return the pattern of a `kind` of `LAYER_TYPES`: windows of |i - j| < `size`, chunks of `size` tokens, or all."""
+    pattern = _KNOWN[_known_kind(kind, size)]
+    assert isinstance(pattern, Pattern)
+    return pattern
+
+
 @assume_constant_result
-def _known_window(window: int | None) -> str:
-    key = f"window {window}"
+def _known_kind(kind: str, size: int) -> str:
+    key = f"{kind} {size}"
     if key not in _KNOWN:
-        _KNOWN[key] = Pattern.dense() if window is None else Pattern.mistral(window)
+        _KNOWN[key] = DENSE if kind == FULL else Pattern([size], [1]) if kind == CHUNKED else Pattern.mistral(size)
     return key
 
 

@@ -11,30 +11,29 @@ from typing import Any
 
 from dilkit.checks import check_type
 from dilkit.integrations.newer import check_class
+from dilkit.integrations.transformers.across import watch_layers
 from dilkit.integrations.transformers.attention import attend
 from dilkit.integrations.transformers.biases.alibi import watch_alibi
 from dilkit.integrations.transformers.biases.tables import watch_tables
-from dilkit.integrations.transformers.checks import source_of
+from dilkit.integrations.transformers.checks import TAKEN, source_of
 from dilkit.integrations.transformers.heads import check_mesh
 from dilkit.integrations.transformers.masks import tokens_seen
 from dilkit.integrations.transformers.patterns import Patterns, checked
 from dilkit.pattern import Pattern
 
-TAKEN = ("flash", "sdpa", "flex", "eager", "paged", "/", "|")
-"""Parts of a name by which transformers takes another way."""
 SWITCH = "switch_to_cb_friendly_attn"
 """The method that decides on the attention of a model; in a version without it transformers refuses ours."""
 
 
-def register(pattern: Pattern | Sequence[Pattern] | None = None, name: str = "dilkit", *, mesh: Any = None) -> None:
+def register(pattern: Pattern | str | Sequence[Pattern | str] | None = None, name: str = "dilkit", *, mesh: Any = None) -> None:
     """Let models of transformers compute dilated attention: `attn_implementation=name`.
 
         out[i] = softmax_j(scaling * q_i . k_j + log count[h, i, j]) . v
 
-    - `pattern`: a `dilkit.Pattern` for all layers, or a list with one for each, of models whose configuration names none. One
-      that does, `config.dilkit`, the JSON of `Pattern.to_json` as an object, or a list of them, which is saved and loaded with
-      the model, comes first. Without either, a model with windows computes its own: `Pattern.mistral(config.sliding_window)` in
-      layers of `sliding_attention`, or in all where the configuration names no `layer_types`, and `Pattern.dense()` in others.
+    - `pattern`: a `dilkit.Pattern` for all layers, or a list with one for each, of models whose configuration names none; a text
+      as the command's `--pattern` takes it, such as "longformer(512, 16)", makes one. `config.dilkit`, the JSON of
+      `Pattern.to_json` as an object, or a list of them, which is saved and loaded with the model, comes first. Without either,
+      each layer computes what its model was made for: a window, on both sides of a token in encoders, chunks, or all tokens.
     - `name`: several names may be registered, each with patterns of its own; of one name the latest registration rules.
     - `mesh`: the `DeviceMesh` of one dimension, or the process group, that heads are shared out over in equal parts, by rank. It
       is needed where layers get a part of the heads, the pattern differs by head, and their weights are no DTensors that show
@@ -42,8 +41,9 @@ def register(pattern: Pattern | Sequence[Pattern] | None = None, name: str = "di
 
     Padding is left out of the sequences, packed batches (`position_ids`, `cu_seq_lens_q`) are cut, and each sequence gets what it
     would get alone, also from a `DynamicCache` or `StaticCache`. Attention sinks (`s_aux`), capped scores and T5's position bias
-    take part; the cross-attention of T5 is torch's. Refused, with the reason: other position biases and cross-attention, masks
-    other than padding, and, when a model is made or loaded, one that does not look its attention up by name. For this
+    take part. Layers whose keys are of another sequence see all of its tokens, whatever the pattern. Refused, with the reason:
+    other position biases, masks other than padding, and, when a model is made or loaded, one that does not look its attention up
+    by name. For this the `forward` of layers that may attend to another sequence is wrapped, and
     `PreTrainedModel.get_correct_attn_implementation` is wrapped; so are `ContinuousBatchingManager.switch_to_cb_friendly_attn`
     and `PagedAttentionCache.update`, so that `generate_batch` takes these models as they are.
 
@@ -199,6 +199,7 @@ def watch_models(base: Any, is_ours: Callable[[object], bool]) -> None:
         if is_ours(requested_attention):
             if not watch_alibi(type(model), is_ours):
                 _check_looked_up(type(model), requested_attention)
+            watch_layers(type(model))
             watch_tables(type(model))
             check_proven(type(model))
             if getattr(model.config, "dilkit", None) is not None:

@@ -89,6 +89,8 @@ class TokenMask:
     - `causal`: whether a row sees none after it; None where `torch.compile` hides it: the layer says it then.
     - `tokens`: bool `(batch, seen)`, True for tokens, of the keys seen so far; None means that all keys are.
     - `packing`: the sequences that the rows are of; None where each element of the batch is one.
+    - `shows`: the pattern that transformers' own mask has, as text, since FSDP2 looks into dataclasses; None where it is not
+      known, as under `torch.compile`.
 
     It is no tensor, so that a model that computes with it, such as CodeGen, raises ValueError.
     """
@@ -98,6 +100,7 @@ class TokenMask:
     keys: int
     tokens: Tensor | None = None
     packing: Packing | None = None
+    shows: str | None = None
 
     ndim: ClassVar[int] = 0  # transformers reads it of a mask that it gets back, and converts those of 2
 
@@ -109,26 +112,21 @@ class TokenMask:
         packing = None if self.packing is None else self.packing.to(device, **options)
         return replace(self, tokens=tokens, packing=packing)
 
-    def check_gaps(self, kind: str, what: str, harmless: int = 0) -> None:
-        """Raise ValueError where padding lies between tokens and `what` of `kind` counts it, unless in at most `harmless` tokens.
-
-        A step of one row on a GPU is not waited for: torch ends the program later, as under `torch.compile`.
-        """
-        if self.tokens is None:
-            return
-        reason = (
-            f"attention_mask of {kind} has padding between tokens, but {what} padding, and dilkit leaves it out; put padding "
-            "before or after the tokens"
+    def has_gaps(self, harmless: int) -> bool:
+        """True if padding lies between tokens, in more than `harmless` places. `torch.compile` refuses such padding."""
+        if self.tokens is None or not torch.compiler.is_compiling():
+            return self.tokens is not None and self.tokens.shape[1] > harmless and self._has_gaps
+        last = torch.arange(self.tokens.shape[1], device=self.tokens.device)[-1]  # not a number, by which graphs would differ
+        torch._assert_async(
+            ~(gaps(self.tokens) & (last >= harmless)),
+            "attention_mask has padding between tokens, and distances of the layer count it, which torch.compile cannot look at; "
+            "put padding before or after the tokens",
         )
-        if torch.compiler.is_compiling() or (self.rows == 1 and self.tokens.is_cuda):
-            last = torch.arange(self.tokens.shape[1], device=self.tokens.device)[-1]  # not a number, by which graphs would differ
-            torch._assert_async(~(gaps(self.tokens) & (last >= harmless)), reason)
-        elif self.tokens.shape[1] > harmless and self._has_gaps:
-            raise ValueError(reason)
+        return False
 
     @cached_property
     def _has_gaps(self) -> bool:
-        """True if padding lies between tokens. Looked at once, not in each layer: on a GPU it is waited for."""
+        """Looked at once, not in each layer: a GPU is waited for."""
         return self.tokens is not None and bool(gaps(self.tokens))
 
     def contiguous(self) -> TokenMask:

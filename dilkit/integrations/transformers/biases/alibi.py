@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from dilkit.bias.alibi import Alibi, alibi_slopes
 from dilkit.integrations.transformers.biases.tables import PositionBias
-from dilkit.integrations.transformers.checks import REFUSED
+from dilkit.integrations.transformers.checks import wants_weights
 from dilkit.integrations.transformers.sequences import TokenMask
 
 CACHES = ("cache", "layer_past", "past_key_values")
@@ -40,8 +40,8 @@ def _without_weights(call: Any) -> Any:
 
     @functools.wraps(call)
     def watched(block: Any, *args: Any, output_attentions: bool = False, **options: Any) -> Any:
-        if output_attentions and isinstance(options.get("attention_mask"), TokenMask):
-            raise ValueError(f"output_attentions={output_attentions!r} of {type(block).__name__}: {REFUSED['output_attentions']}")
+        if isinstance(options.get("attention_mask"), TokenMask):
+            wants_weights(block, dict(output_attentions=output_attentions), refused="ALiBi")
         return call(block, *args, output_attentions=output_attentions, **options)
 
     return watched

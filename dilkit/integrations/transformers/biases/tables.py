@@ -28,17 +28,18 @@ HANDED_ON = {"mask", "key_value_states", "position_bias"}
 
 @dataclass(frozen=True, eq=False)
 class PositionBias:
-    """The bias of a call, made anew by `make` for each layer, or None in cross-attention; `counts_padding`: its distances do."""
+    """The bias of a call, made anew by `make` for each layer, or None in cross-attention.
+
+    `counts_padding`: its distances count padding between tokens.
+    """
 
     make: Callable[[], Bias] | None
     counts_padding: bool = True
 
-    def of_call(self, mask: TokenMask | None, kind: str, device: torch.device) -> Bias | None:
-        """Make the bias on `device`, that of the layer `kind`. Raises ValueError where padding lies between tokens and counts."""
+    def on(self, device: torch.device) -> Bias | None:
+        """Make the bias on `device`, that of a layer."""
         if self.make is None:
             return None
-        if mask is not None and self.counts_padding:
-            mask.check_gaps(kind, "distances of its position bias count")
         bias = self.make()
         return bias.with_weights(bias.weights.to(device))
 

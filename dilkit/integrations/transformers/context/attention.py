@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dilkit.integrations.transformers.patterns import DENSE
 from dilkit.integrations.transformers.sequences import ONE_SEQUENCE, TokenMask, check_first, is_cut
 from dilkit.pattern import Pattern
 
@@ -17,7 +18,6 @@ BY_POSITIONS = "dilkit_by_positions"
 """The argument of a model's call by which its layers know that positions begin anew or not at 0: `WholeBatch.by_positions`."""
 STEP = "rows of a model under context_parallel"
 UNKNOWN = -1
-FULL_ATTENTION = Pattern.dense()
 WAY_OUT = "give the model what ContextParallel.shard(batch) returns, on every rank"
 
 
@@ -49,7 +49,7 @@ class LayerRanks:
         Raises ValueError, on all ranks, for rows that do not follow those of the rank before, and what dilkit.comm raises.
         """
         cu_seqlens = options.get("cu_seq_lens_q")
-        call |= dict(schedule=self.schedule or ("balanced" if pattern == FULL_ATTENTION else "auto"), keep=self.keep)
+        call |= dict(schedule=self.schedule or ("balanced" if pattern == DENSE else "auto"), keep=self.keep)
         if torch.compiler.is_compiling():
             _check_own_rows(query, key, mask)
             if BY_POSITIONS in options and cu_seqlens is not None:

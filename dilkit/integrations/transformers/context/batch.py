@@ -132,7 +132,7 @@ def whole_batch(batch: Mapping[str, Any], positions: Positions = OF_ROWS, window
     if tokens is not None and padded:
         if window is not None and shape[1] > window and bool(gaps(tokens)):
             raise ValueError(
-                f"attention_mask has padding between tokens, but sliding_window={window} of the model counts padding, and dilkit "
+                f"attention_mask has padding between tokens, but a window of {window} counts padding, and dilkit "
                 "leaves it out; put padding before or after the tokens"
             )
         lengths = tokens.sum(1)

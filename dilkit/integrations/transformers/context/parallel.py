@@ -16,7 +16,7 @@ from dilkit.integrations.transformers.checks import source_of
 from dilkit.integrations.transformers.context.attention import BY_POSITIONS, KEPT_AS, LayerRanks
 from dilkit.integrations.transformers.context.batch import OF_ROWS, Positions, WholeBatch, whole_batch
 from dilkit.integrations.transformers.conversion import attention_layers, convert
-from dilkit.integrations.transformers.patterns import FULL, WINDOWED, has_windows, pattern_of, stated_patterns
+from dilkit.integrations.transformers.patterns import FULL, WINDOWED, has_windows, pattern_of
 from dilkit.integrations.transformers.registration import is_registered, patterns_registered
 from dilkit.pattern import Pattern
 
@@ -31,7 +31,7 @@ class ContextParallel:
     - `averages`: whether gradients are averaged over all of them after the backward pass, as FSDP2 and DDP do, or summed.
     - `pattern`: where sequences are best cut, if all layers have the same.
     - `positions`: those that the model gives tokens that come without.
-    - `window`: the model's own `sliding_window`, where layers compute it by themselves. Padding between tokens is refused then.
+    - `window`: the narrowest window of a layer, which counts padding between tokens: it is refused then.
 
         >>> import torch
         >>> from dilkit.comm import run_threads
@@ -198,14 +198,15 @@ def context_parallel(
     first = {id(layer.config): layer for layer in reversed(layers.values())}  # of each part, as one for images is
     for layer in layers.values():
         setattr(layer, KEPT_AS, LayerRanks(over_ranks(), comm, schedule, keep, layer is first[id(layer.config)]))
-    unstated = (x.config for x in layers.values() if stated_patterns(registered, x.config) is None)
-    sizes = (getattr(config, "sliding_window", None) for config in unstated)
-    window = min((size for size in sizes if size is not None), default=None)
+    by_distance = (branch for pattern in patterns for branch in pattern.branches if branch.goes_by_distance)
+    window = min((getattr(branch, "reach", 0) + 1 for branch in by_distance), default=None)
     return ContextParallel(comm, others, averages, patterns.pop() if len(patterns) == 1 else None, positions, window)
 
 
 def _check_model(model: Any) -> None:
     name, config = type(model).__name__, model.config
+    if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
+        raise ValueError(f"{name} has cross-attention, of two sequences; over ranks one sequence is cut")
     if types := set(getattr(config, "layer_types", None) or ()) - {FULL, WINDOWED}:
         raise ValueError(f"{name} has layers of {', '.join(sorted(types))}, which mix rows and would see those of one rank alone")
     mixing = next((path for path, x in model.named_modules() if isinstance(x, (nn.Conv1d, nn.RNNBase))), None)
