@@ -17,8 +17,8 @@ class Stubs:
         self.origin = origin
         self._placed: dict[ModuleType, dict[str, ModuleType]] = {}
 
-    def __contains__(self, module: ModuleType | None) -> bool:
-        return module in self._placed
+    def __contains__(self, module: object) -> bool:
+        return isinstance(module, ModuleType) and module in self._placed  # others put what cannot be hashed into sys.modules
 
     def place(self, name: str, path: Iterable[str] = (), **content: Any) -> None:
         """Put a package with this content where `name` is imported from; other modules of it are looked for in `path`."""

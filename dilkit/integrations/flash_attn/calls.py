@@ -1,6 +1,7 @@
 """A call of flash-attn as calls of dilkit: its arguments checked by their names there, the diagonal aligned to the lower right.
 
 row i of n, of keys m      sees keys  i + m - n - left .. i + m - n + right      bias = -slope * |i + m - n - j|
+S_dmask[i, j] = exp(score[i, j] - max_j score[i, j]), negative where the weight is dropped
 """
 
 from __future__ import annotations
@@ -8,27 +9,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from dilkit.attention import dilated_attention
 from dilkit.backend import Backend
 from dilkit.bias.alibi import Alibi
 from dilkit.bias.checks import floating
 from dilkit.checks import boolean, integer, integers, probability, real
-from dilkit.op.boundary import TORCH_DTYPES, check_device, check_tensor, in_rows
+from dilkit.op.boundary import TORCH_DTYPES, check_device, check_tensor, in_rows, lse_dtype
+from dilkit.op.dropout import Dropout, draw_seed
 from dilkit.op.sequences import check_cu_seqlens, checked_longest
+from dilkit.oracle import oracle_attention
 from dilkit.packed.attention import dilated_attention_varlen
 from dilkit.pattern import Pattern, SlidingWindow
 from dilkit.problem import DTYPES
 from dilkit.registry import backends, list_backends
 from dilkit.selector import requested_backends
 
-Result = Tensor | tuple[Tensor, Tensor, None]
-"""`out`, or with `return_attn_probs` `(out, softmax_lse, None)`."""
+Results = tuple[Tensor, Tensor, Tensor | None]
+"""`(out, softmax_lse, S_dmask)`: without dropout there is no S_dmask."""
+Result = Tensor | Results
+"""`out`, or all with `return_attn_probs`."""
 
 
 def tensors_of(shape: str, **given: Any) -> list[Tensor]:
@@ -110,11 +116,6 @@ class Options:
             )
         left, right = (max(side, -1) for side in sides)
         object.__setattr__(self, "window_size", (left, 0 if self.causal else right))
-        if self.return_attn_probs and self.dropout_p:
-            raise ValueError(
-                f"return_attn_probs=True with dropout_p={self.dropout_p}: the dropped weights, S_dmask, are never in memory; set "
-                "dropout_p=0 for softmax_lse, or call dilkit.attention_rows for weights"
-            )
 
     @property
     def is_local(self) -> bool:
@@ -125,24 +126,24 @@ class Options:
         """Compute sequences of one length, `(batch, seqlen, heads, head_dim)`."""
         slopes = self.slopes(q, q.shape[0])
         if slopes is None or slopes.dim() == 1:
-            return self._returned(*self.attend_alike(q, k, v, slopes))
-        each = [slice(b, b + 1) for b in range(len(slopes))]
-        parts = [self.attend_alike(q[b], k[b], v[b], slopes[b].squeeze(0)) for b in each]
-        out, lse = (torch.cat(x) for x in zip(*parts, strict=True))
-        return self._returned(out, lse)
+            return self._returned(self.attend_alike(q, k, v, slopes))
+        parts = [self.attend_alike(q[b : b + 1], k[b : b + 1], v[b : b + 1], slope) for b, slope in enumerate(slopes)]
+        return self._returned(joined(parts, 0))
 
     def attend_packed(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, starts_k: Tensor, longest: int) -> Result:
         """Compute packed sequences, `(total, heads, head_dim)`."""
         if starts.shape != starts_k.shape:
             raise ValueError(f"cu_seqlens_k is of {len(starts_k) - 1} sequences and cu_seqlens_q of {len(starts) - 1}")
         slopes = self.slopes(q, len(starts) - 1)
-        if slopes is not None and slopes.dim() == 2:
+        is_by_sequence = slopes is not None and slopes.dim() == 2
+        if is_by_sequence or (self.return_attn_probs and self.dropout_p and len(starts) > 1):
             for name, begin, x in (("cu_seqlens_q", starts, q), ("cu_seqlens_k", starts_k, k)):
                 checked_longest(begin, len(x), name, name[-1])
-            spans = zip(pairwise(starts.tolist()), pairwise(starts_k.tolist()), slopes, strict=True)
+            each: Any = slopes if is_by_sequence else repeat(slopes, len(starts) - 1)
+            spans = zip(pairwise(starts.tolist()), pairwise(starts_k.tolist()), each, strict=True)
             parts = [self.attend_alike(q[None, a:b], k[None, c:d], v[None, c:d], slope) for (a, b), (c, d), slope in spans]
-            out, lse = (torch.cat(x, dim).squeeze(0) for dim, x in zip((1, 2), zip(*parts, strict=True), strict=True))
-            return self._returned(out, lse)
+            out, lse, signed = joined(parts, 1)
+            return self._returned((out.squeeze(0), lse.squeeze(0), signed))
         is_square = starts is starts_k or torch.equal(starts, starts_k)
         window = self._window(len(q), len(k), slopes is not None and not is_square)
         options = self._options(q, slopes, window)
@@ -150,16 +151,31 @@ class Options:
             offsets = (starts_k.diff() - starts.diff()).int() if window.by_position or slopes is not None else None
             options |= dict(cu_seqlens_k=starts_k.contiguous(), query_offset=offsets)
         out, lse = dilated_attention_varlen(q, k, v, cu_seqlens=starts.contiguous(), max_seqlen=longest, **options)
-        return self._returned(out, lse)
+        return self._returned((out, lse, None))
 
-    def attend_alike(self, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Compute `(out, softmax_lse)` of a batch whose sequences have the same slopes."""
+    def attend_alike(self, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None) -> Results:
+        """Compute a batch whose sequences have the same slopes."""
         rows, keys = q.shape[1], k.shape[1]
         window = self._window(rows, keys, slopes is not None and rows > keys)
         offset = keys - rows if window.by_position or slopes is not None else None
         options = self._options(q, slopes, window)
+        signed = self._signed(q, k, offset, options) if self.return_attn_probs and self.dropout_p else None
         out, lse = dilated_attention(q, k, v, query_offset=offset, **options)
-        return out, lse
+        return out, lse, signed
+
+    @torch.no_grad()
+    def _signed(self, q: Tensor, k: Tensor, offset: int | None, options: dict[str, Any]) -> Tensor:
+        """Return S_dmask of the call that follows, which draws the same seed: `(batch, heads, rows, keys)`."""
+        with torch.random.fork_rng(devices=[]):
+            dropout = Dropout(self.dropout_p, int(draw_seed()))
+        one_hot = torch.eye(k.shape[1], device=k.device)[None, :, None].expand(-1, -1, k.shape[2], -1)
+        named = {name: options[name] for name in ("pattern", "is_causal", "bias", "scale", "softcap")}
+        named |= dict(query_offset=offset, dtype=str(lse_dtype(q.dtype)).removeprefix("torch."))
+        whole, thinned = (oracle_attention(q, k, one_hot, dropout=by, **named)[0] for by in (None, dropout))
+        signed = torch.where(thinned == 0, -whole, whole)
+        if signed.numel():
+            signed /= whole.amax(-1, keepdim=True).clamp(min=torch.finfo(whole.dtype).tiny)  # of rows that see nothing
+        return signed.transpose(1, 2).to(q.dtype)
 
     def slopes(self, q: Tensor, batch: int) -> Tensor | None:
         """Return `alibi_slopes`, `(heads,)` or `(batch, heads)`; None for none, and where nothing is to be computed."""
@@ -183,8 +199,18 @@ class Options:
         options = dict(pattern=window.pattern, is_causal=window.is_causal, bias=bias, backend=backend, return_lse=True)
         return dict(options, scale=self.softmax_scale, dropout_p=self.dropout_p, softcap=self.softcap or None)
 
-    def _returned(self, out: Tensor, lse: Tensor) -> Result:
-        return (out, lse, None) if self.return_attn_probs else out
+    def _returned(self, results: Results) -> Result:
+        return results if self.return_attn_probs else results[0]
+
+
+def joined(parts: list[Results], dim: int) -> Results:
+    """Join the results of several calls, those of rows along `dim`; matrices are filled up with zeros."""
+    outs, lses, matrices = zip(*parts, strict=True)
+    signed = None
+    if matrices[0] is not None:
+        rows, keys = (max(x.shape[n] for x in matrices) for n in (2, 3))
+        signed = torch.cat([pad(x, (0, keys - x.shape[3], 0, rows - x.shape[2])) for x in matrices])
+    return torch.cat(outs, dim), torch.cat(lses, 2 * dim), signed
 
 
 class Window(NamedTuple):

@@ -38,14 +38,15 @@ def flash_attn_func(
         softcap: Scores are `softcap * tanh(score / softcap)`; 0 caps nothing.
         alibi_slopes: `(heads,)` or `(batch, heads)`: `-slope * |i + seqlen_k - seqlen_q - j|` is added to the scores.
         deterministic: Take a backend that gives the same bits in every run. CPU backends do.
-        return_attn_probs: Return `(out, softmax_lse, None)`; the third, S_dmask, is never in memory.
+        return_attn_probs: Return `(out, softmax_lse, S_dmask)`; the third is None without dropout.
 
     Returns:
         `out`, `(batch, seqlen_q, heads, head_dim)`. `softmax_lse` is `(batch, heads, seqlen_q)`, float32 (float64 for float64). A
-        row that sees no key has `out = 0` and `softmax_lse = -inf`.
+        row that sees no key has `out = 0` and `softmax_lse = -inf`. `S_dmask`, `(batch, heads, seqlen_q, seqlen_k)`, is
+        `exp(score - the row's largest)`, negative where the weight is dropped, for tests: it takes as long as its size.
 
     Raises:
-        TypeError, ValueError: Arguments that do not fit, FP8, and `return_attn_probs` with dropout.
+        TypeError, ValueError: Arguments that do not fit, and FP8.
 
     Example:
 
@@ -143,7 +144,8 @@ def flash_attn_varlen_func(
         block_table: int32 `(batch, pages)`: the block of each page of each sequence. The rows are copied out of their pages.
 
     Returns:
-        `out`, `(total_q, heads, head_dim)`; `softmax_lse` is `(heads, total_q)`.
+        `out`, `(total_q, heads, head_dim)`; `softmax_lse` is `(heads, total_q)`, and `S_dmask`
+        `(batch, heads, longest_q, longest_k)`.
 
     Example:
 

@@ -11,7 +11,7 @@ from dilkit.bias.alibi import Alibi
 from dilkit.checks import boolean, integer
 from dilkit.decoding.kvcache import dilated_attention_with_kvcache
 from dilkit.decoding.layout import check_no_gradient
-from dilkit.integrations.flash_attn.calls import Options, check_fit, tensors_of, window_of
+from dilkit.integrations.flash_attn.calls import Options, check_fit, joined, tensors_of, window_of
 from dilkit.integrations.flash_attn.pages import check_table, places
 from dilkit.op.boundary import check_device, check_tensor, lse_dtype, span
 from dilkit.op.overlap import check_places, check_written
@@ -161,7 +161,7 @@ class _Cache:
     def _attend_each(self, q: Tensor, call: Options, slopes: Tensor | None) -> tuple[Tensor, Tensor]:
         if self.is_own and len({*self.ends}) == 1 and (slopes is None or slopes.dim() == 1):
             key, value = (cache[:, : self.ends[0]] for cache in self.caches)
-            return call.attend_alike(q, key, value, slopes)
+            return call.attend_alike(q, key, value, slopes)[:2]
         parts = []
         for b, (start, end) in enumerate(zip(self.starts, self.ends, strict=True)):
             slope = slopes if slopes is None or slopes.dim() == 1 else slopes[b]
@@ -170,8 +170,7 @@ class _Cache:
         if not parts:
             out = q.new_empty(0, *q.shape[1:3], self.caches[1].shape[-1])
             return out, q.new_empty(0, *q.shape[2:0:-1], dtype=lse_dtype(q.dtype))
-        out, lse = (torch.cat(x) for x in zip(*parts, strict=True))
-        return out, lse
+        return joined(parts, 0)[:2]
 
     def _sequence(self, cache: Tensor, b: int, end: int) -> Tensor:
         """Return the rows of a sequence: a view of the cache, or a copy out of its pages."""

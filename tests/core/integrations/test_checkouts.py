@@ -1,15 +1,19 @@
-"""Whole models of torchscale and GigaPath, unmodified, from checkouts that DILKIT_TORCHSCALE and DILKIT_GIGAPATH name.
+"""Models of torchscale and GigaPath, and flash-attn's tests, from checkouts: DILKIT_TORCHSCALE, _GIGAPATH and _FLASH_ATTN.
 
-A plain softmax replaces flash-attn. They need einops and fairscale; timm and huggingface_hub are stand-ins.
+In the models a plain softmax replaces flash-attn. They need einops and fairscale; timm and huggingface_hub are stand-ins.
 """
 
 from __future__ import annotations
 
+import builtins
 import importlib
+import math
+import os
+import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -18,7 +22,7 @@ import torch
 from helpers.slide_encoder import embeddings, places
 from helpers.torchscale_peer import loaded, unavailable
 
-from dilkit.integrations import gigapath, torchscale
+from dilkit.integrations import flash_attn, gigapath, torchscale
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of fairscale
 SIZES = dict(embed_dim=64, depth=2, in_chans=24)
@@ -109,3 +113,73 @@ def test_every_layer_is_gigapaths(peer: None, n: int, lengths: tuple[int, ...], 
     for one, same, other in zip(found, procedure, right, strict=True):
         assert (one - other).abs().max() <= 1e-12
         assert (same - other[0]).abs().max() <= 1e-12
+
+
+GRID, MOST_PAIRS = 614, 2**15
+"""Calls of flash-attn's tests, and the queries times keys of most: of its grid of half a million."""
+NEWER = "varlen_paged_kv_num_splits", "kvcache_paged_block_table_bounds", "generator_arg_must_be_none"
+"""Tests after 2.8, of functions that are private and of the class of an error."""
+
+
+@pytest.fixture
+def tests_of_flash_attn(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module of flash-attn's tests on a CPU, with dilkit as flash-attn; what it does 250 times is done thrice."""
+    if why := unavailable("flash_attn"):
+        pytest.skip(why)
+    file = Path(os.environ["DILKIT_FLASH_ATTN"]) / "tests" / "test_flash_attn.py"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(total_memory=2**40))
+    with flash_attn.install(replace=True):
+        vars(sys.modules["flash_attn.flash_attn_interface"]).update(_get_block_size_n=lambda *_: 2**30, USE_TRITON_ROCM=False)
+        for name in ("flash_attn.layers", "flash_attn.layers.rotary"):
+            monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        vars(sys.modules[name]).update(apply_rotary_emb=turned)
+        module: Any = ModuleType("tests_of_flash_attn")
+        exec(compile(file.read_text().replace('"cuda"', '"cpu"'), file, "exec"), vars(module))
+        module.range = lambda *numbers: builtins.range(*numbers[:-1], min(numbers[-1], 3))
+        yield module
+
+
+def turned(x: Any, cos: Any, sin: Any, interleaved: bool = False, seqlen_offsets: Any = 0) -> Any:
+    """Rotate `x` `(batch, rows, heads, head_dim)` as complex numbers."""
+    half, positions = cos.shape[1], seqlen_offsets[:, None] + torch.arange(x.shape[1])
+    pairs = x[..., : 2 * half].float().unflatten(-1, (half, 2) if interleaved else (2, half))
+    numbers = torch.view_as_complex((pairs if interleaved else pairs.mT).contiguous())
+    pairs = torch.view_as_real(numbers * torch.complex(cos.float(), sin.float())[positions][:, :, None])
+    return torch.cat([(pairs if interleaved else pairs.mT).flatten(-2).to(x.dtype), x[..., 2 * half :]], -1)
+
+
+def sampled(function: Any, most: int, draw: random.Random) -> list[dict[str, Any]]:
+    """Draw different parameters of a test, of sequences of at most 1,025 rows; one in eight may have four times the pairs."""
+    marks = [mark.args for mark in function.pytestmark if mark.name == "parametrize"]
+    cases: dict[str, dict[str, Any]] = {}
+    for _ in range(100 * most):
+        case: dict[str, Any] = {}
+        for names, values in marks:
+            value = draw.choice([*values])
+            case |= zip(names.split(","), value, strict=True) if "," in names else {names: value}
+        lengths = [case[name] for name in ("seqlen", "seqlen_q", "seqlen_k") if name in case]
+        pairs = math.prod(lengths) ** (1 if len(lengths) == 2 else 2) * (16 if "race" in function.__name__ else 1)
+        if len(cases) < most and max(lengths, default=0) <= 1025 and pairs <= MOST_PAIRS * draw.choice([1] * 7 + [4]):
+            cases[str(case)] = case
+    return [*cases.values()]
+
+
+@pytest.mark.timeout(3600)
+def test_tests_of_flash_attn_pass(tests_of_flash_attn: Any) -> None:
+    draw, passed = random.Random(0), 0
+    failures: list[str] = []
+    names = [name for name in vars(tests_of_flash_attn) if name.startswith("test_") and name[16:] not in NEWER]
+    while names:
+        function = getattr(tests_of_flash_attn, names.pop())
+        most = (GRID - passed - len(failures)) // (len(names) + 1)
+        for case in sampled(function, most, draw):
+            try:
+                function(**case)
+                passed += 1
+            except pytest.skip.Exception:  # softcap with dropout
+                continue
+            except Exception as error:
+                failures.append(f"{function.__name__}({case}): {type(error).__name__}: {error}")
+    assert not failures, failures
+    assert passed > GRID / 2

@@ -2,43 +2,102 @@
 
 from __future__ import annotations
 
+import copy
 import re
+import sys
 from functools import partial
-from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from helpers.definition import nearest
+from helpers.definition import window_of
 from helpers.live_bytes import LiveBytes
 from helpers.project import ROOT
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from dilkit import Pattern, alibi_slopes, dilated_attention
+from dilkit import Neighborhood, Pattern, alibi_slopes, dilated_attention
 from dilkit.integrations.dilateformer import MultiDilatelocalAttention
-from dilkit.integrations.natten import NeighborhoodAttention1D, NeighborhoodAttention2D, NeighborhoodAttention3D
+from dilkit.integrations.moozy import MoozyBlock, replace_attention as replace_moozy
+from dilkit.integrations.natten import (
+    NeighborhoodAttention1D,
+    NeighborhoodAttention2D,
+    NeighborhoodAttention3D,
+    merge_attentions,
+    na1d,
+    na2d,
+    na3d,
+)
+from dilkit.integrations.swin import ShiftedWindowAttention
 from dilkit.integrations.titan import TitanAttention, replace_attention
 
 NAT, DILATE = partial(NeighborhoodAttention2D, 6, 2), partial(MultiDilatelocalAttention, 12)
 
 
+def by_masks(
+    q: Tensor, k: Tensor, v: Tensor, windows: Neighborhood, more_keys: Tensor, more_values: Tensor, rpb: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """`out` and `lse` over the cells in each cell's windows, and over further keys, by a mask of all pairs."""
+    seen, entries = torch.ones(1, 1, dtype=torch.bool), torch.zeros(1, 1, dtype=torch.long)
+    for axis, size in enumerate(windows.shape):
+        near = torch.tensor([[j in window_of(windows, axis, i) for j in range(size)] for i in range(size)])
+        seen = (seen[:, None, :, None] & near[:, None]).flatten(2).flatten(0, 1)
+        reach, cells = windows.kernel_size[axis] - 1, torch.arange(size)
+        offset = ((cells - cells[:, None]) // windows.dilation[axis]).clamp(-reach, reach) + reach
+        entries = (entries[:, None, :, None] * (2 * reach + 1) + offset[:, None]).flatten(2).flatten(0, 1)
+    grid = range(1, q.dim() - 2)
+    q, k, v = (x.flatten(1, len(grid)) for x in (q, k, v))
+    keys, values = (
+        torch.cat(pair, 1).repeat_interleave(q.shape[2] // k.shape[2], 2) for pair in ((k, more_keys), (v, more_values))
+    )
+    seen = torch.cat([seen, seen.new_ones(len(seen), more_keys.shape[1])], 1)
+    scores = torch.einsum("bihd,bjhd->bihj", q, keys) * q.shape[-1] ** -0.5
+    if rpb is not None:
+        scores = scores + rpb.flatten(1)[:, entries].transpose(0, 1)
+    scores = scores.masked_fill(~seen[:, None], -torch.inf)
+    return torch.einsum("bihj,bjhd->bihd", scores.softmax(-1), values), scores.logsumexp(-1)
+
+
 def by_cells(layer: NeighborhoodAttention2D, x: Tensor) -> Tensor:
-    """The layer on maps that hold a window: a list of cells, and one of entries of `rpb`, for each cell."""
-    _, height, width, _ = x.shape
-    (a, b), (down, right) = layer.kernel_size, layer.dilation
-    seen, entries = [], []
-    for y, z in product(range(height), range(width)):
-        cells = [(i, j) for i in nearest(y, height, a, down) for j in nearest(z, width, b, right)]
-        seen.append([i * width + j for i, j in cells])
-        entries.append([((i - y) // down + a - 1) * (2 * b - 1) + (j - z) // right + b - 1 for i, j in cells])
-    q, k, v = layer.qkv(x).flatten(1, 2).unflatten(-1, (3, layer.num_heads, layer.head_dim)).unbind(2)
-    scores = torch.einsum("bchd,bcnhd->bhcn", q, k[:, torch.tensor(seen)]) * layer.scale
-    if layer.rpb is not None:
-        scores = scores + layer.rpb.flatten(1)[:, torch.tensor(entries)]
-    return layer.proj(torch.einsum("bhcn,bcnhd->bchd", scores.softmax(-1), v[:, torch.tensor(seen)]).reshape(x.shape))
+    """The layer on maps that hold a window."""
+    q, k, v = layer.qkv(x).unflatten(-1, (3, layer.num_heads, layer.head_dim)).unbind(3)
+    windows = Neighborhood(x.shape[1:3], layer.kernel_size, layer.dilation, stride=layer.stride, causal=layer.is_causal)
+    q, none = q * (layer.scale * layer.head_dim**0.5), q.flatten(1, 2)[:, :0]
+    return layer.proj(by_masks(q, k, v, windows, none, none, layer.rpb)[0].reshape(x.shape))
+
+
+WINDOWS = {
+    na1d: dict(shape=(25,), kernel_size=8, stride=7, dilation=3),
+    na2d: dict(shape=(9, 8), kernel_size=(4, 3), stride=(1, 2), dilation=(2, 1), causal=(False, True)),
+    na3d: dict(shape=(5, 6, 4), kernel_size=(2, 4, 3), stride=(2, 3, 1), dilation=(2, 1, 1), causal=(True, False, False)),
+}
+
+
+@pytest.mark.parametrize("more", [0, 5])
+@pytest.mark.parametrize("function", WINDOWS, ids=lambda function: function.__name__)
+def test_functions_of_natten(function: Any, more: int) -> None:
+    fields: Any = WINDOWS[function]
+    sizes = [(*fields["shape"], heads, dim) for heads, dim in ((4, 8), (2, 8), (2, 6))] + [(more, 2, 8), (more, 2, 6)]
+    tensors = [torch.randn(2, *size, dtype=torch.float64, requires_grad=True) for size in sizes]
+    further = dict(zip(("additional_keys", "additional_values"), tensors[3:], strict=True)) if more else {}
+    options = dict(is_causal=fields.get("causal", False), stride=fields["stride"], dilation=fields["dilation"], **further)
+    results = function(*tensors[:3], fields["kernel_size"], return_lse=True, **options)
+    right = [x.view_as(y) for x, y in zip(by_masks(*tensors[:3], Neighborhood(**fields), *tensors[3:]), results, strict=True)]
+    assert_close(results, tuple(right), rtol=1e-9, atol=1e-9)
+    weights, used = [torch.randn_like(x) for x in right], tensors if more else tensors[:3]
+    assert_close(*(torch.autograd.grad(x, used, weights) for x in (results, right)), rtol=1e-9, atol=1e-9)
+
+
+def test_rows_without_a_key_are_merged_to_nothing() -> None:
+    outputs, lse = torch.zeros(2, 1, 3, 1, 2, requires_grad=True), torch.tensor([[-torch.inf] * 3, [-torch.inf, 0, 1]])
+    lse = lse.view(2, 1, 3, 1).requires_grad_()
+    merged, merged_lse = merge_attentions(list(outputs), list(lse))
+    assert merged_lse.flatten().tolist() == [-torch.inf, 0, 1]
+    torch.autograd.backward([merged, merged_lse[:, 1:]], [torch.ones_like(merged), torch.ones(1, 2, 1)])
+    assert lse.grad is not None
+    assert lse.grad.flatten().tolist() == [0, 0, 0, 0, 1, 1]
 
 
 def unfolded(layer: MultiDilatelocalAttention, x: Tensor) -> Tensor:
@@ -57,6 +116,7 @@ def unfolded(layer: MultiDilatelocalAttention, x: Tensor) -> Tensor:
 
 LAYERS: dict[str, tuple[Any, tuple[int, int]]] = {
     "NAT": (partial(NAT, kernel_size=3), (4, 5)),
+    "strides": (partial(NAT, kernel_size=4, stride=(3, 2)), (7, 5)),
     "DiNAT": (partial(NAT, kernel_size=3, dilation=2), (7, 6)),
     "sides apart": (partial(NAT, kernel_size=(5, 3), dilation=(1, 2), qk_scale=0.3), (5, 7)),
     "a window as large as the map": (partial(NAT, kernel_size=3), (3, 3)),
@@ -120,6 +180,37 @@ def test_the_names_are_those_of_transformers_own_layer() -> None:
     assert torch.equal(layer.proj.bias, theirs.output.dense.bias)
     with pytest.raises(RuntimeError, match="Missing key"):
         model.load_state_dict({"attention.self.query.weight": torch.zeros(6, 6)})
+
+
+def swin_by_definition(layer: ShiftedWindowAttention, x: Tensor) -> Tensor:
+    """The windows of a rolled map of three windows a side, of which rolled parts do not see each other."""
+    (side, _), (step, _), (batch, size, _, dim) = layer.window_size, layer.shift_size, x.shape
+    padded = F.pad(x, (0, 0, 0, 2, 0, 2))
+    rolled = (torch.arange(size + 2) - step) % (size + 2)
+    part, place = 2 * (rolled // side) + (rolled >= size + 2 - step), rolled % side
+    places, parts = (torch.cartesian_prod(one, one) for one in (place, part))
+    offset = places[:, None] - places + side - 1
+    bias = layer.relative_position_bias_table[
+        (offset * torch.tensor([2 * side - 1, 1])).sum(-1).clamp(0, (2 * side - 1) ** 2 - 1)
+    ]
+    apart = (parts[:, None] != parts).any(-1)
+    q, k, v = layer.qkv(padded).flatten(1, 2).unflatten(-1, (3, layer.num_heads, -1)).unbind(2)
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) * layer.head_dim**-0.5 + bias.permute(2, 0, 1)
+    out = torch.einsum("bhij,bjhd->bihd", scores.masked_fill(apart, -torch.inf).softmax(-1), v)
+    return layer.proj(out.reshape(batch, size + 2, size + 2, dim))[:, :size, :size]
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_swin_is_its_definition(step: int) -> None:
+    layer, x = ShiftedWindowAttention(12, 3, 4, step).double(), torch.randn(2, 10, 10, 12).double()
+    index = {"relative_position_index": torch.zeros(16, 16)}
+    layer.load_state_dict(layer.state_dict() | index)
+    both = [layer(x), swin_by_definition(layer, x)]
+    assert_close(*both, rtol=1e-11, atol=1e-11)
+    weights, dout = list(layer.parameters()), torch.randn_like(x)
+    assert_close(*(torch.autograd.grad(out, weights, dout) for out in both), rtol=1e-10, atol=1e-10)
+    torch.export.export(layer, (x[:, :3, :9],), strict=False)
+    assert type(layer(x[:, :3, :9])) is Tensor  # whose windows are not those of the export, which have no numbers
 
 
 class PlainAttention(nn.Module):
@@ -203,6 +294,49 @@ def test_less_memory_than_that_of_a_matrix_of_all_pairs() -> None:
     assert live.peak < 3 * 500**2 * 4
 
 
+class PlainBlock(nn.Module):
+    """A block of MOOZY as it defines it, with a matrix of all pairs and two registers."""
+
+    def __init__(self, attn_drop: float = 0.0) -> None:
+        super().__init__()
+        self.head_dim, self.attn_drop_prob = 4, attn_drop
+        for name in ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"):
+            setattr(self, name, nn.Linear(12, 12))
+        self.norm1, self.norm2, self.q_norm, self.k_norm = nn.LayerNorm(12), nn.LayerNorm(12), nn.LayerNorm(4), nn.LayerNorm(4)
+        self.activation, self.mlp_dropout, self.drop_path, self.ls_attn, self.ls_mlp = nn.GELU(), *(nn.Identity(),) * 4
+        self.pos_bias = nn.Module()
+        self.pos_bias.slopes = nn.Parameter(-torch.rand(3, 1))
+
+    def forward(self, x: Tensor, positions: Tensor, attn_mask: Tensor, patch_sizes: Tensor, num_registers: int) -> Tensor:
+        normed, heads = self.norm1(x), (-1, self.head_dim)
+        query, key, value = (part(normed).unflatten(-1, heads).mT for part in (self.q_proj, self.k_proj, self.v_proj))
+        scores = torch.einsum("bidh,bjdh->bhij", self.q_norm(query.mT).mT, self.k_norm(key.mT).mT) / 2
+        bias = self.pos_bias.slopes[:, :, None] * (torch.cdist(positions, positions) / patch_sizes[:, None, None])[:, None]
+        bias[:, :, : 1 + num_registers] = bias[..., : 1 + num_registers] = 0
+        out = torch.einsum("bhij,bjdh->bihd", (scores + bias + attn_mask).softmax(-1), value)
+        x = x + self.out_proj(out.flatten(2))
+        return x + self.fc2(self.activation(self.fc1(self.norm2(x))))
+
+
+def test_moozy_with_registers_background_and_learned_slopes() -> None:
+    model = nn.Sequential(PlainBlock()).double()
+    changed = copy.deepcopy(model)
+    replace_moozy(changed)
+    assert list(changed.state_dict()) == list(model.state_dict())
+    x, positions = torch.randn(2, 3 + 9, 12).double(), torch.randint(0, 4096, (2, 12, 2)).double()
+    valid = torch.cat([torch.ones(2, 3).bool(), torch.rand(2, 9) < 0.6], 1)
+    seen = (valid[:, :, None] & valid[:, None]) | torch.eye(12).bool()
+    mask = torch.zeros(2, 1, 12, 12).double().masked_fill(~seen[:, None], torch.finfo(torch.float64).min)
+    given = x, positions, mask, torch.tensor([448.0, 512.0]).double(), 2
+    both = [layer[0](*given) for layer in (model, changed)]
+    assert_close(*both, rtol=1e-9, atol=1e-9)
+    sizes = torch.tensor([0.75, 512.0]).double()  # of positions that are integers, too
+    in_pixels = [layer[0](x, places, mask, sizes, 2) for layer, places in ((model, positions), (changed, positions.long()))]
+    assert_close(*in_pixels, rtol=1e-4, atol=1e-4)
+    dout = torch.randn_like(x)
+    assert_close(*(torch.autograd.grad(out, list(m.parameters()), dout) for out, m in zip(both, (model, changed), strict=True)))
+
+
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_model_is_changed_to_it_with_its_state_dict(batch: int) -> None:
     model = nn.Module()
@@ -214,6 +348,23 @@ def test_a_model_is_changed_to_it_with_its_state_dict(batch: int) -> None:
         assert_close(encoder.forward_features(grid, mask), before, rtol=1e-5, atol=1e-5)
     assert list(model.state_dict()) == names
     assert (encoder.local_alibi.shape, encoder.local_alibi_status) == ((1, 1, 36, 2), False)
+
+
+def test_the_matrix_that_slide2vec_makes_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder, grid, mask = PlainEncoder(), torch.randn(1, 3, 4, 12), torch.rand(1, 3, 4) < 0.7
+    before, orig_forward_features = encoder.forward_features(grid, mask), PlainEncoder.forward_features
+
+    def forward_features(self: PlainEncoder, grid: Tensor, bg_mask: Tensor) -> Tensor:
+        assert orig_forward_features is None, "the matrix of all pairs"
+        return grid
+
+    monkeypatch.setattr(sys.modules[__name__], "_slide2vec_titan_patched", True, raising=False)
+    monkeypatch.setattr(PlainEncoder, "forward_features", forward_features)
+    replace_attention(encoder)
+    assert_close(encoder.forward_features(grid, mask), before, rtol=1e-5, atol=1e-5)
+    monkeypatch.setattr(PlainEncoder, "forward_features", lambda self: None)
+    with pytest.raises(ValueError, match="of an unknown version; replace_attention before it"):
+        replace_attention(PlainEncoder())
 
 
 MAPS, SLIDES = (
@@ -231,8 +382,8 @@ def test_compiled_it_is_the_same_for_every_size(layer: nn.Module, inputs: Any) -
         assert_close(compiled(*tensors), layer(*tensors))
 
 
-def tiles_of(*shape: int, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
-    return lambda: TitanAttention(12, 3)(torch.randn(2, 5, 12), torch.zeros(shape, dtype=dtype), **options)
+def tiles_of(*shape: int, **options: Any) -> Any:
+    return lambda: TitanAttention(12, 3)(torch.randn(2, 5, 12), torch.zeros(shape), **options)
 
 
 def hooked() -> nn.Module:
@@ -241,9 +392,14 @@ def hooked() -> nn.Module:
     return module
 
 
+MAP = torch.randn(1, 4, 5, 2, 4)
 REFUSED: dict[str, tuple[Any, str]] = {
     "heads": (lambda: NeighborhoodAttention2D(6, 4, 3), "dim=6 is not divisible by num_heads=4"),
-    "an even window": (lambda: NAT(4), r"kernel_size=\(4, 4\): 4 is even"),
+    "a stride beyond a window": (lambda: NAT(3, stride=4), r"stride=\(4, 4\) is more than kernel_size=\(3, 3\)"),
+    "a map for a line": (lambda: na1d(MAP, MAP, MAP, 3), r"query has shape \(1, 4, 5, 2, 4\); \(batch, 1 sizes of a grid"),
+    "keys of another map": (lambda: na2d(MAP, MAP.transpose(1, 2), MAP, 3), r"\(1, 5, 4, 2, 4\), .* of one grid are"),
+    "keys without values": (lambda: na2d(MAP, MAP, MAP, 3, additional_keys=MAP[:, 0]), "additional_values is None; both or"),
+    "one result to merge": (lambda: merge_attentions([MAP], [MAP]), "1 outputs and 1 lse_tensors; two or more"),
     "three sides": (lambda: NAT((3, 3, 3)), r"kernel_size=\(3, 3, 3\) has 3 dimensions; 2 are"),
     "a list of tokens": (lambda: NAT(3)(torch.randn(1, 9, 6)), r"x has shape \(1, 9, 6\); \(batch, 2"),
     "another width": (lambda: NAT(3)(torch.randn(1, 3, 3, 8)), r"dim=6\) is needed"),
@@ -251,9 +407,15 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "groups": (lambda: DILATE(4), r"heads=4 are no equal groups, one for each of dilations=\(1, 2, 3\)"),
     "an even window of DilateFormer": (lambda: DILATE(3, kernel_size=4), r"kernel_size=\(4, 4\): 4 is even"),
     "channels first": (lambda: DILATE(3)(torch.randn(1, 12, 4, 4)), r"\(1, 12, 4, 4\); \(batch, height"),
+    "a shift of a window": (lambda: ShiftedWindowAttention(12, 3, 4, 4), r"shift_size=\(4, 4\) must be less than window_size"),
+    "a map of Swin": (lambda: ShiftedWindowAttention(12, 3, 4)(torch.randn(1, 9, 12)), r"\(batch, 2 sizes of a map, dim=12"),
     "a matrix": (tiles_of(2, 3, 5, 5), r"attn_bias has shape \(2, 3, 5, 5\); the coordinates of the tiles, \(2 or 1"),
     "of other tiles": (tiles_of(2, 5, 2), r"\(2 or 1, 4, 2\), are needed"),
-    "rounded": (tiles_of(2, 4, 2, dtype=torch.bfloat16), "attn_bias is torch.bfloat16, which rounds coordinates"),
+    "rounded": (
+        lambda: TitanAttention(12, 3)(torch.randn(2, 5, 12), torch.full((2, 4, 2), 256).bfloat16()),
+        "attn_bias is torch.bfloat16, which rounds coordinates from 256 on",
+    ),
+    "dropout of MOOZY": (lambda: MoozyBlock(PlainBlock(attn_drop=0.1)), "attn_drop_prob=0.1 of the block"),
     "dropout": (lambda: TitanAttention.of(PlainAttention(attn_drop=0.1)), "attn_drop_prob=0.1"),
     "a hook": (lambda: TitanAttention.of(hooked()), "with hooks .*which would be lost; register hooks"),
     "another encoding": (lambda: replace_attention(PlainEncoder("abs")), "pos_encode='abs'"),

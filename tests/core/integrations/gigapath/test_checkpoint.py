@@ -17,7 +17,7 @@ from helpers.project import ROOT, succeed
 from helpers.slide_encoder import LENGTHS, SMALL, manifest, slide, small
 
 from dilkit.integrations.gigapath import ARCHITECTURES, SlideEncoder, SlideEncoderConfig, load_slide_encoder
-from dilkit.integrations.gigapath.hub import local_file
+from dilkit.integrations.gigapath.checkpoint import local_file
 
 NAME = "hf_hub:prov-gigapath/prov-gigapath"
 

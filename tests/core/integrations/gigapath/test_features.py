@@ -12,7 +12,7 @@ import torch
 from helpers.slide_encoder import slide, small
 
 from dilkit.integrations.gigapath import hdf5
-from dilkit.integrations.gigapath.cohort.settings import ReadSettings
+from dilkit.integrations.gigapath.cohort.listing import ReadSettings
 from dilkit.integrations.gigapath.features import features_in, others_in, read_features, read_header
 
 TILES, COORDS = torch.randn(5, 8), torch.arange(10).view(5, 2) * 256

@@ -13,6 +13,7 @@ from helpers.language_models import (
     MODELS,
     PATTERN,
     SIZES,
+    TWO_SIDED,
     WINDOW,
     WINDOWED,
     alone,
@@ -31,6 +32,8 @@ from dilkit.comm import run_threads
 
 package = transformers()
 from dilkit.integrations.transformers import context_parallel, convert, register  # noqa: E402
+from dilkit.integrations.transformers.checks import check_own  # noqa: E402
+from dilkit.integrations.transformers.sequences import TokenMask  # noqa: E402
 
 CLOSE = dict(atol=2e-5, rtol=2e-5)
 
@@ -255,25 +258,38 @@ def pair(name: str, **options: Any) -> tuple[Any, Any]:
     return ours, eager
 
 
+HOLES = torch.ones_like(TOKENS)
+HOLES[:, 3:5] = HOLES[:, :1] = 0
+BETWEEN = dict(input_ids=TOKENS, attention_mask=HOLES)
+
+
 @pytest.mark.parametrize("name", ["mistral", "gemma3"])
-def test_padding_that_a_window_would_count_is_refused(name: str) -> None:
+def test_a_window_counts_padding_between_tokens(name: str) -> None:
+    """Also one that is given; over ranks, where padding is left out, that is refused."""
     ours, eager = pair(name)
-    mask = torch.ones_like(TOKENS)
-    mask[:, 3:5] = 0
-    short = dict(input_ids=TOKENS[:, :WINDOW], attention_mask=mask[:, :WINDOW])
+    options = dict(max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0)
     with torch.no_grad():
-        assert_close(*(result(model, **short)[:, [0, 1, 2, 5]] for model in (ours, eager)), **CLOSE)
-        with pytest.raises(ValueError, match=rf"padding between tokens, but its window of {WINDOW} \(sliding_window\) counts"):
-            result(ours, input_ids=TOKENS, attention_mask=mask)
-        (ranks,) = run_threads(1, partial(context_parallel, ours))
-        with pytest.raises(ValueError, match=f"padding between tokens, but sliding_window={WINDOW} of the model counts"):
-            ranks.shard(dict(input_ids=TOKENS, attention_mask=mask))
-        assert ranks.shard(short)["input_ids"].shape == (1, WINDOW - 2)
-        ours = pair(name)[0]
-        tokens = mask.bool()[0]
-        convert(ours, Pattern.mistral(WINDOW))  # counts tokens
-        found = result(ours, input_ids=TOKENS, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0))
-        assert_close(found[:, tokens], result(ours, input_ids=TOKENS[:, tokens]), **CLOSE)
+        wanted = result(eager, **BETWEEN)[:, HOLES[0].bool()]
+        for convert_it in (False, name == "mistral"):
+            if convert_it:
+                convert(ours, Pattern.mistral(WINDOW))
+            assert_close(result(ours, **BETWEEN)[:, HOLES[0].bool()], wanted, **CLOSE)
+            assert torch.equal(*(model.generate(**BETWEEN, **options) for model in (ours, eager)))
+            (ranks,) = run_threads(1, partial(context_parallel, ours))
+            with pytest.raises(ValueError, match=f"padding between tokens, but a window of {WINDOW} counts padding"):
+                ranks.shard(BETWEEN)
+            short = {key: x[:, 1 : WINDOW + 1] for key, x in BETWEEN.items()}
+            assert ranks.shard(short)["input_ids"].shape == (1, WINDOW - 2)
+            ours = pair(name)[0]
+
+
+def test_a_model_of_windows_alone_generates() -> None:
+    """Its mask without windows, which no layer takes, is of a cache that has left tokens out."""
+    made = [
+        model.generate(TOKENS, max_new_tokens=4, do_sample=False)
+        for model in pair("gemma3", layer_types=["sliding_attention"] * 2)
+    ]
+    assert torch.equal(*made)
 
 
 def test_a_pattern_that_is_given_wins() -> None:
@@ -313,35 +329,82 @@ def test_convert_without_a_pattern_computes_what_the_model_did(name: str) -> Non
     assert getattr(model.config, "dilkit", None) is None
 
 
-NEED_A_PATTERN = {
-    "on both sides": (
-        *("ModernBert", "Model", dict(local_attention=8, global_attn_every_n_layers=2)),
-        *([Pattern.dense(), Pattern.of(SlidingWindow(5))], r"Pattern\.of\(SlidingWindow\(5\)\) for \|i - j\| <= 4"),
-    ),
-    "not computed": (
-        *("Llama", "ForCausalLM", dict(sliding_window=4, num_key_value_heads=2)),
-        *(Pattern.dense(), r"sliding_window=4 is in the configuration, but LlamaAttention passes none on"),
-    ),
-}
-"""A Llama takes any number into its configuration, and computes full attention all the same."""
-
-
-@pytest.mark.parametrize("case", NEED_A_PATTERN)
-def test_windows_that_need_a_pattern(case: str) -> None:
-    family, kind, sizes, pattern, words = NEED_A_PATTERN[case]
-    numbers = dict.fromkeys(["bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"], 1)
-    config, made = getattr(package, f"{family}Config"), getattr(package, f"{family}{kind}")
-    ours, eager = (made(config(**SIZES | numbers | sizes, attn_implementation=name)).eval() for name in ("dilkit", "eager"))
-    eager.load_state_dict(ours.state_dict())
+@pytest.mark.parametrize("side", ["left", "right", "between"])
+@pytest.mark.parametrize(("name", "window"), [("modernbert", WINDOW + 1), ("embedding_gemma", WINDOW // 2 + 1)])
+def test_windows_on_both_sides_of_a_token(name: str, window: int, side: str) -> None:
+    ours, eager = (TWO_SIDED[name](attn_implementation=kind) for kind in ("sdpa", "eager"))
+    report, batch = convert(ours), padded(sequences(), side)
+    assert {layer.pattern for layer in report.layers} == {Pattern.of(SlidingWindow(window)), Pattern.dense()}
     with torch.no_grad():
-        with pytest.raises(ValueError, match=words):
+        assert_close(*(result(model, **batch)[batch["attention_mask"].bool()] for model in (ours, eager)), **CLOSE)
+        if name == "embedding_gemma" and side == "right":
+            found = torch.compile(ours, backend="eager")(**batch).last_hidden_state
+            assert_close(found[batch["attention_mask"].bool()], result(eager, **batch)[batch["attention_mask"].bool()], **CLOSE)
+
+
+@pytest.mark.parametrize("side", ["left", "right", "between"])
+def test_weights_that_are_asked_for(side: str) -> None:
+    """Those of eager attention; of a pattern that counts tokens alone, those of each sequence alone."""
+    parts, batch = sequences(), padded(sequences(), side)
+    tokens = batch["attention_mask"].bool()
+    with torch.no_grad():
+        models = pair("gemma3")
+        for ours, eager in zip(*(model(**batch, output_attentions=True).attentions for model in models), strict=True):
+            assert_close(ours.transpose(1, 2)[tokens], eager.transpose(1, 2)[tokens], **CLOSE)
+        register(PATTERN)
+        model = llama(attn_implementation="dilkit")
+        found = model(**batch, output_attentions=True).attentions[1]
+        parts = [ids[own] for ids, own in zip(batch["input_ids"], tokens, strict=True)]
+        for weights, own, ids in zip(found, tokens, parts, strict=True):
+            assert_close(weights[:, own][:, :, own], model(ids[None], output_attentions=True).attentions[1][0], **CLOSE)
+            assert_close(weights.sum(2), own.float().expand(4, -1), **CLOSE)
+
+
+def test_windows_that_the_model_does_not_compute_are_refused() -> None:
+    """A Llama takes any number into its configuration, and computes full attention all the same."""
+    ours, eager = (llama(sliding_window=4, attn_implementation=name) for name in ("dilkit", "eager"))
+    with torch.no_grad():
+        with pytest.raises(ValueError, match=r"has Pattern\.of\(SlidingWindow\(4\)\) by its configuration, but the mask of its"):
             result(ours, input_ids=TOKENS)
-        register(pattern)
+        register(Pattern.dense())
         assert_close(result(ours, input_ids=TOKENS), result(eager, input_ids=TOKENS), **CLOSE)
 
 
-def test_windows_that_the_configuration_does_not_say_are_refused() -> None:
-    ours, _ = pair("qwen2")
-    ours.model.layers[1].self_attn.sliding_window = 4
-    with pytest.raises(ValueError, match="sliding_window=4 of Qwen2Attention, but by the configuration it is None in layer 1"):
-        result(ours, input_ids=TOKENS)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (dict(sliding_window=4), f"sliding_window=4 of LlamaAttention, but by the configuration it is {WINDOW} in layer 0"),
+        ({}, f"sliding_window={WINDOW} is in the configuration, but LlamaAttention passes none on"),
+    ],
+)
+def test_windows_that_no_mask_shows_are_those_that_a_layer_hands_on(options: dict[str, int], words: str) -> None:
+    """As under `torch.compile`, which hides them."""
+    layer = llama().model.layers[0].self_attn
+    with pytest.raises(ValueError, match=words):
+        check_own(layer, Pattern.mistral(WINDOW), TokenMask(True, 12, 12), options)
+    check_own(layer, Pattern.mistral(WINDOW), TokenMask(True, 12, 12), dict(sliding_window=WINDOW))
+
+
+@pytest.mark.slow
+def test_compiled_padding_that_a_window_counts_is_refused() -> None:
+    model = torch.compile(pair("mistral")[0], backend="eager", fullgraph=True)
+    with torch.no_grad(), pytest.raises(RuntimeError, match="padding between tokens, and distances of the layer count it"):
+        result(model, **BETWEEN)
+
+
+def chunked(**options: Any) -> Any:
+    sizes = dict(SIZES, num_key_value_heads=2, head_dim=8, intermediate_size_mlp=48, attention_chunk_size=WINDOW)
+    sizes |= dict(layer_types=["chunked_attention", "full_attention"], num_local_experts=2, **options)
+    torch.manual_seed(1)
+    return package.Llama4ForCausalLM(package.Llama4TextConfig(**sizes)).eval()
+
+
+def test_chunks_begin_at_the_first_token_and_need_a_cache_of_all() -> None:
+    ours, eager = (chunked(attn_implementation=name) for name in ("dilkit", "eager"))
+    options = dict(max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0)
+    with torch.no_grad():
+        assert_close(*(result(model, **BETWEEN)[:, HOLES[0].bool()] for model in (ours, eager)), **CLOSE)
+        with pytest.raises(ValueError, match=r"the pattern is Pattern\(\[6\], \[1\]\); give one that keeps all"):
+            ours.generate(**BETWEEN, **options)
+        caches = (dict(past_key_values=package.DynamicCache()) for _ in range(2))
+        assert torch.equal(*(model.generate(**BETWEEN, **options, **next(caches)) for model in (ours, eager)))

@@ -21,6 +21,8 @@ from dilkit.selection import proof
 
 package = transformers()
 from dilkit.integrations.transformers import convert, load, register  # noqa: E402
+from dilkit.integrations.transformers.across import _watched  # noqa: E402
+from dilkit.integrations.transformers.attention import attend  # noqa: E402
 from dilkit.integrations.transformers.biases import alibi  # noqa: E402
 from dilkit.integrations.transformers.proof import proving, trials  # noqa: E402
 
@@ -40,7 +42,7 @@ def test_a_converted_model_computes_the_pattern_with_its_own_weights() -> None:
     ]
     with torch.no_grad():
         assert_close(result(model, input_ids=TOKENS), wanted)
-        convert(model, Pattern.dense())
+        convert(model, ["dense()", "Pattern.dense()"])
         assert_close(result(model, input_ids=TOKENS), dense, atol=2e-5, rtol=2e-5)
         assert_close(result(other, input_ids=TOKENS), wanted, atol=0, rtol=0)
 
@@ -65,26 +67,25 @@ def of_two_kinds() -> Any:
     return model
 
 
-def chunked() -> Any:
+def of_another_kind() -> Any:
     model = llama()
-    model.config.layer_types = ["full_attention", "chunked_attention"]
+    model.config.layer_types = ["full_attention", "compressed_attention"]
     return model
-
-
-def bart() -> Any:
-    return package.BartModel(package.BartConfig(d_model=32, encoder_layers=1, decoder_layers=1, vocab_size=64))
 
 
 @pytest.mark.parametrize(
     ("make", "pattern", "error", "words"),
     [
         (llama, [PATTERN], ValueError, "pattern is a list of 1, and the model has 2 attention layers"),
-        (llama, None, ValueError, "there is no pattern: the configuration"),
-        (llama, "dense", TypeError, r"a dilkit\.Pattern is needed"),
+        (llama, "dense", ValueError, "'dense' is no number"),
         (partial(torch.nn.Linear, 3, 3), PATTERN, TypeError, "model is a Linear; a model of transformers is needed"),
-        (chunked, PATTERN, ValueError, r"model\.layers\.1\.self_attn has chunked_attention, which dilated attention does not"),
+        (
+            of_another_kind,
+            PATTERN,
+            ValueError,
+            r"layers\.1\.self_attn has compressed_attention, which dilated attention does not",
+        ),
         (of_two_kinds, PATTERN, ValueError, r"LlamaAttention has no number \(layer_idx\) by which layer_types"),
-        (bart, PATTERN, ValueError, "BartConfig has cross-attention"),
     ],
 )
 def test_what_does_not_fit_stays_as_it_was(make: Any, pattern: Any, error: type[Exception], words: str) -> None:
@@ -93,6 +94,92 @@ def test_what_does_not_fit_stays_as_it_was(make: Any, pattern: Any, error: type[
         convert(model, pattern)
     config = getattr(model, "config", None)
     assert (getattr(config, "_attn_implementation", "sdpa"), hasattr(config, "dilkit")) == ("sdpa", False)
+
+
+def bart(**options: Any) -> Any:
+    torch.manual_seed(1)
+    heads = dict(encoder_attention_heads=4, decoder_attention_heads=4)
+    sizes = dict(d_model=32, encoder_layers=1, decoder_layers=1, vocab_size=64, pad_token_id=0, init_std=0.3)
+    return package.BartModel(package.BartConfig(**sizes, **heads, **options)).eval()
+
+
+def mllama(**options: Any) -> Any:
+    layers = dict(cross_attention_layers=[1], rope_parameters=dict(rope_type="default", rope_theta=1e4))
+    torch.manual_seed(1)
+    config = package.models.mllama.MllamaTextConfig(**dict(SIZES, num_key_value_heads=2, **layers, **options))
+    return package.models.mllama.modeling_mllama.MllamaForCausalLM(config).eval()
+
+
+def counted(module: Any, q: Any, k: Any, v: Any, mask: Any, scaling: float, **options: Any) -> Any:
+    """Attend by the pattern, but for `module.across` to all."""
+    scores = q @ k.transpose(2, 3) * scaling
+    if not module.across:
+        scores = scores + PATTERN.count(q.shape[2], heads=q.shape[1], is_causal=module.is_causal).log()
+    return (scores.softmax(-1) @ v).transpose(1, 2), None
+
+
+@pytest.mark.parametrize("length", [40, 16])
+def test_cross_attention_sees_all_whatever_the_pattern(length: int) -> None:
+    """Also where both sequences have the same length, by which it could be taken for self-attention."""
+    package.AttentionInterface.register("counted", counted)
+    ours, wanted = bart(), bart(attn_implementation="counted")
+    for path, layer in wanted.named_modules():
+        layer.across = path.endswith("encoder_attn")
+    report = convert(ours, PATTERN)
+    assert [layer.pattern for layer in report.layers] == [PATTERN, PATTERN, Pattern.dense()]
+    inputs = dict(input_ids=TOKENS, decoder_input_ids=TOKENS[:, :length])
+    outs = [result(model, **inputs, use_cache=False) for model in (ours, wanted)]
+    assert_close(*outs, atol=2e-5, rtol=2e-5)
+    for out in outs:
+        out.square().sum().backward()
+    for ours_grad, theirs in zip(ours.parameters(), wanted.parameters(), strict=True):
+        assert_close(ours_grad.grad, theirs.grad, atol=1e-4, rtol=1e-4)
+
+
+def test_cross_attention_with_padding_a_cache_and_grouped_heads() -> None:
+    mask = torch.ones(2, 40, dtype=torch.int64)
+    mask[0, :7] = mask[1, 30:] = mask[1, 3] = 0
+    inputs = dict(input_ids=sequences((40, 40))[0].expand(2, 40), attention_mask=mask)
+    with torch.no_grad():
+        models = [bart() for _ in range(2)]
+        convert(models[0], name="dilkit_own")
+        steps = []
+        for model in models:
+            cache = package.EncoderDecoderCache(package.DynamicCache(), package.DynamicCache())
+            parts = [dict(decoder_input_ids=TOKENS[:, a:b].expand(2, -1)) for a, b in ((0, 9), (9, 10), (10, 14))]
+            steps.append(torch.cat([result(model, **inputs, **part, past_key_values=cache) for part in parts], 1))
+        assert_close(*steps, atol=2e-5, rtol=2e-5)
+        models, rows = [mllama(attn_implementation="eager") for _ in range(2)], torch.randn(1, 12, 32)
+        convert(models[0], PATTERN)
+        found = []
+        for layer in (model.model.layers[1].cross_attn for model in models):
+            cache = package.DynamicCache()
+            first = layer(rows[:, :9], cross_attention_states=rows, past_key_values=cache)[0]
+            found.append(torch.cat((first, layer(rows[:, 9:], past_key_values=cache)[0]), 1))  # keys of the cache alone
+        assert_close(*found, atol=2e-5, rtol=2e-5)
+
+
+def test_a_layer_that_does_not_say_whose_its_keys_are_is_refused() -> None:
+    ours = bart()
+    convert(ours, PATTERN)
+    layer = ours.decoder.layers[0].encoder_attn
+
+    class Unwatched(type(layer)):
+        def forward(self, hidden_states, key_value_states=None, **options):
+            attention_interface = attend
+            q = self.q_proj(hidden_states).unflatten(2, (4, 8)).transpose(1, 2)
+            return attention_interface(PATTERN, None, self, q, q, q, None, **options)
+
+    with pytest.raises(ValueError, match="BartAttention is cross-attention, which is computed neither causally nor"):
+        layer(torch.randn(1, 5, 32), torch.randn(1, 5, 32), is_causal=True)
+    hooked = partial(type(layer).forward.__wrapped__, layer)  # kept before its class was wrapped
+    with pytest.raises(ValueError, match="before hooks replace its forward"):
+        hooked(torch.randn(1, 5, 32), torch.randn(1, 5, 32))
+    patched = _watched(lambda self, *args, **options: None)  # its arguments are not known: not taken for cross-attention
+    assert not hasattr(patched, "says_across")
+    layer.__class__ = Unwatched
+    with pytest.raises(ValueError, match="Unwatched may be cross-attention, of two sequences, and does not say so"):
+        layer(torch.randn(1, 5, 32))
 
 
 def llava(text: str = "llama", **options: Any) -> Any:
@@ -129,7 +216,10 @@ def test_beside_windows_the_layers_for_images_stay_as_they_are() -> None:
     model = llava("mistral", sliding_window=6)
     with torch.no_grad():
         wanted = result(model, **BESIDE_TOKENS)
-        assert [layer.kind for layer in convert(model, name="dilkit_own").layers] == ["MistralAttention"] * 2
+        report = convert(model, name="dilkit_own")
+        assert [layer.kind for layer in report.layers] == ["MistralAttention"] * 2
+        assert str(report).splitlines()[3:] == [f"{path}: stays as it is" for path in report.kept]
+        assert report.kept == ("model.vision_tower.encoder.layers.0.self_attn",)
         assert_close(result(model, **BESIDE_TOKENS), wanted, atol=2e-5, rtol=2e-5)
     names = [part._attn_implementation for part in (model.config.text_config, model.config.vision_config)]
     assert names == ["dilkit_own", "sdpa"]

@@ -11,7 +11,7 @@ from helpers.language_models import PATTERN, padded, result, sequences, transfor
 from torch import Tensor
 from torch.testing import assert_close
 
-from dilkit import Alibi, Pattern, t5_buckets
+from dilkit import Alibi, t5_buckets
 from dilkit.comm import run_threads
 
 package = transformers()
@@ -24,7 +24,7 @@ CLOSE = dict(atol=2e-5, rtol=2e-5)
 
 @pytest.fixture(autouse=True)
 def registered() -> None:
-    register(Pattern.dense())
+    register()
     register(PATTERN, "dilkit_sparse")
 
 
@@ -60,7 +60,7 @@ MODELS = dict(bloom=bloom, mpt=mpt)
 each_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 
 
-@pytest.mark.parametrize(("make", "side"), [(bloom, "left"), (bloom, "between"), (mpt, "left"), (mpt, "right")])
+@pytest.mark.parametrize(("make", "side"), [(bloom, "left"), (bloom, "between"), (mpt, "left"), (mpt, "right"), (mpt, "between")])
 def test_a_padded_batch_and_its_gradients(make: Any, side: str) -> None:
     inputs, tokens = batch(side), batch(side)["attention_mask"].bool()
     models = [make(name) for name in ("dilkit", "eager")]
@@ -105,8 +105,6 @@ def test_arguments_of_other_versions_of_transformers(make: Any) -> None:
 def test_what_alibi_refuses(make: Any) -> None:
     with pytest.raises(ValueError, match="output_attentions"):
         make("dilkit")(sequences((12,))[0][None], output_attentions=True)
-    with pytest.raises(ValueError, match="attention_mask of MptAttention has padding between tokens"):
-        mpt("dilkit")(**batch("between"))
 
 
 @each_model
@@ -159,7 +157,7 @@ def counted(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: None, position_b
     return (scores.softmax(-1) @ v).transpose(1, 2), None
 
 
-@pytest.mark.parametrize("side", ["left", pytest.param("right", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("side", ["left", "between", pytest.param("right", marks=pytest.mark.slow)])
 def test_a_padded_batch_and_its_answers(side: str) -> None:
     with torch.no_grad():
         ours, eager = (t5(name)(**batch(side), **ANSWER).logits for name in ("dilkit", "eager"))
@@ -246,10 +244,6 @@ def over_ranks() -> Any:
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "padding between tokens": (
-        lambda: t5("dilkit", "T5EncoderModel")(**batch("between")),
-        "attention_mask of T5Attention has padding between tokens",
-    ),
     "no table": (of_all_pairs, r"position_bias=a tensor \(1, 4, 5, 5\) of T5Attention: a tensor of all pairs is not read"),
     "a cache": (partial(cached, dilated_cache, package.DynamicCache), r"position_bias of T5Attention with a dilated_cache\(\)"),
     "a cache of other states": (
@@ -268,6 +262,6 @@ def test_what_t5_refuses(case: str) -> None:
 
 
 def test_a_table_goes_to_the_device_of_the_layer() -> None:
-    made = PositionBias(lambda: Alibi(torch.ones(2))).of_call(None, "T5Attention", torch.device("meta"))
+    made = PositionBias(lambda: Alibi(torch.ones(2))).on(torch.device("meta"))
     assert made is not None
     assert made.weights.device.type == "meta"

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.language_models import PATTERN, SIZES, WINDOWED, bert, llama, result, sequences, transformers
+from helpers.language_models import PATTERN, WINDOWED, llama, result, sequences, transformers
 from helpers.project import run
 
 package = transformers()
-from transformers.masking_utils import create_causal_mask, create_chunked_causal_mask  # noqa: E402
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask, sliding_window_overlay  # noqa: E402
 
 from dilkit.integrations.transformers import dilated_cache, register  # noqa: E402
 from dilkit.integrations.transformers.attention import attend  # noqa: E402
@@ -69,20 +69,13 @@ def in_layer(rows: int, mask: Any = None, **options: Any) -> Any:
     return lambda: attend(PATTERN, None, llama().model.layers[0].self_attn, q, k, k, mask, **options)
 
 
-def bart(attn_implementation: str) -> Any:
-    sizes = dict(d_model=32, encoder_layers=1, decoder_layers=1, vocab_size=64)
-    return package.BartModel(package.BartConfig(**sizes, attn_implementation=attn_implementation)).eval()
+def masked(make_mask: Any, *inputs: Any, own: bool = False, **options: Any) -> Any:
+    def call():
+        if own:
+            register(None)
+        make_mask(llama(attn_implementation="dilkit", sliding_window=4).config, EMBEDS, *inputs, **options)
 
-
-def mllama(attn_implementation: str) -> Any:
-    """Shapes of its cross-attention fit where an image has as many places as the text has tokens."""
-    layers = dict(cross_attention_layers=[1], rope_parameters=dict(rope_type="default", rope_theta=1e4))
-    sizes = dict(SIZES, num_key_value_heads=2, **layers, attn_implementation=attn_implementation)
-    return package.models.mllama.modeling_mllama.MllamaForCausalLM(package.models.mllama.MllamaTextConfig(**sizes)).eval()
-
-
-def masked(make_mask: Any, *inputs: Any, **options: Any) -> Any:
-    return lambda: make_mask(llama(attn_implementation="dilkit", attention_chunk_size=4).config, EMBEDS, *inputs, **options)
+    return call
 
 
 def tokens_of(config: Any, embeds: torch.Tensor, **options: Any) -> Any:
@@ -97,11 +90,6 @@ capped = partial(WINDOWED["gemma2"], layer_types=["full_attention"] * 2)
 padding, one_pattern = ONES.tril(-1), [{"segment_lengths": [8], "dilation_rates": [1]}]
 REFUSED: dict[str, tuple[Any, str]] = {
     "capped scores": (asked(capped, past_key_values=dilated_cache()), "softcap=0.001 with a dilated_cache"),
-    "cross-attention": (asked(bart), "BartConfig has cross-attention"),
-    "cross-attention without a mask": (
-        asked(mllama, cross_attention_states=torch.randn(1, 12, 32)),
-        "MllamaTextCrossAttention is cross-attention, of two sequences",
-    ),
     "a mask": (asked(attention_mask=CAUSAL), r"attention_mask of LlamaAttention is torch.bool \(1, 1, 12, 12\); a mask"),
     "a mask of a row": (asked(attention_mask=torch.ones(12)), shaped(12)),
     "a mask of zeros": (asked(attention_mask=torch.zeros(12)), shaped(12)),
@@ -113,8 +101,19 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "LlamaAttention has 6 rows and 6 keys, but its mask is for 12 and 12",
     ),
     "gradients": (cached("StaticCache", 1, grad=True), "has neither gradients nor dropout; take a DynamicCache"),
-    "weights": (asked(output_attentions=True), "output_attentions"),
-    "chunks": (masked(create_chunked_causal_mask, torch.ones(1, 12), None, PLACES), "asks for the mask chunked_overlay"),
+    "weights": (asked(output_attentions=True, past_key_values=dilated_cache()), r"output_attentions=True .* a dilated_cache\(\)"),
+    "weights of packed sequences": (
+        asked(output_attentions=True, cu_seq_lens_q=ENDS),
+        "output_attentions=True of LlamaAttention with packed sequences",
+    ),
+    "two windows": (
+        masked(create_sliding_window_causal_mask, None, None, and_mask_function=sliding_window_overlay(3), own=True),
+        "the mask of the model has several windows",
+    ),
+    "blocks": (
+        masked(create_causal_mask, None, None, block_sequence_ids=torch.zeros(1, 12)),
+        "asks for the mask blockwise_overlay",
+    ),
     "a mask function": (
         masked(create_causal_mask, None, None, or_mask_function=lambda b, h, q, k: q < k),
         "mask function of the model's own",
@@ -125,10 +124,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "more packed keys": (packed_as(OTHER_ENDS), r"cu_seq_lens_q, \(2,\), and cu_seq_lens_k, \(3,\), differ"),
     "other packed keys": (packed_as(ENDS + 1), r"cu_seq_lens_q, \(2,\), and cu_seq_lens_k, \(2,\), differ"),
     "later rows": (in_layer(12, position_ids=PLACES + 12), r"begin at 12.*give all rows of a sequence, or a cache"),
-    "no pattern": (configured(bert), "the configuration of the model has no `dilkit`"),
     "no rates": (configured(dilkit={"segment_lengths": [8]}), "has no dilation_rates"),
     "one pattern of two": (configured(dilkit=one_pattern), "are 1 patterns, one a layer, but this layer has the number 1"),
     "no patterns": (partial(register, []), "empty list"),
+    "no call": (partial(register, ["dense()", "longformers(8, 2)"]), "'longformers' makes no pattern; .*did you mean longformer"),
     **{
         f"the name {name!r}": (partial(register, PATTERN, name), "must not be empty or contain 'flash'")
         for name in ("flash_dilkit", "sdpa", "me/dilkit", "paged|dilkit", "")
@@ -143,7 +142,7 @@ def test_what_is_not_computed_is_refused(case: str) -> None:
         call()
 
 
-@pytest.mark.parametrize("arguments", [("dense",), ([PATTERN, 3],), ({"segment_lengths": [8]},), (PATTERN, 3)])
+@pytest.mark.parametrize("arguments", [([PATTERN, 3],), ({"segment_lengths": [8]},), (PATTERN, 3)])
 def test_what_is_no_pattern_or_name_is_refused(arguments: Any) -> None:
     with pytest.raises(TypeError, match=r"a dilkit\.Pattern is needed, or a list of them|name=3 is a int"):
         register(*arguments)

@@ -21,9 +21,8 @@ from dilkit import files
 from dilkit.integrations.gigapath import attention_map
 from dilkit.integrations.gigapath.cohort import run
 from dilkit.integrations.gigapath.cohort.embedding import write_geojson
-from dilkit.integrations.gigapath.cohort.listing import refusal
+from dilkit.integrations.gigapath.cohort.listing import CohortJob, ModelRecord, ReadSettings, refusal, sha256_of
 from dilkit.integrations.gigapath.cohort.run import embed_share, finish, packs_of, plan_cohort, shares_of
-from dilkit.integrations.gigapath.cohort.settings import CohortJob, ModelRecord, ReadSettings, sha256_of
 
 LENGTHS = (30, 7, 12, 7, 3)
 NAMES = [f"s{i}.pt" for i in range(len(LENGTHS))]
