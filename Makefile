@@ -60,7 +60,7 @@ help:
 	@echo "               and bytes on the wire (root; half an hour; ARGS=--quick: short sequences)"
 	@echo "make simulate  the kernels in numba.cuda over every problem, in numba's simulator (an hour; ARGS='--share 1/4' a part)"
 	@echo "make peers     dilkit in the place of torchscale's own code, or of sdpa in transformers' own tests (DIR=a checkout of"
-	@echo "               torchscale, of prov-gigapath or of transformers; ARGS='--only llama' one family of its models)"
+	@echo "               torchscale, prov-gigapath, transformers or flash-attention, whose tests it runs; ARGS='--only llama' one family of its models)"
 	@echo "make lint      ruff, mypy, and zizmor on the workflows"
 	@echo "make docs      write the generated parts of README.md and docs/ anew, and build the site of docs/ in site/"
 	@echo "make results   run the suites of CPUs anew, on a quiet machine (ARGS='orders ring' a part), then make docs"
@@ -139,7 +139,7 @@ peers: $(TEST) $(PEERS) $(TRANSFORMERS)
 	$(PY) tests/families/own_tests.py "$(DIR)" $(ARGS)
 else
 peers: $(TEST) $(PEERS)
-	$(if $(wildcard $(DIR)/gigapath),DILKIT_GIGAPATH,DILKIT_TORCHSCALE)="$(DIR)" OMP_NUM_THREADS=1 $(PY) -m pytest tests/core/integrations $(ARGS)
+	$(if $(wildcard $(DIR)/gigapath),DILKIT_GIGAPATH,$(if $(wildcard $(DIR)/flash_attn),DILKIT_FLASH_ATTN,DILKIT_TORCHSCALE))="$(DIR)" OMP_NUM_THREADS=1 $(PY) -m pytest tests/core/integrations $(ARGS)
 endif
 
 lint: $(LINT)

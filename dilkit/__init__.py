@@ -15,7 +15,7 @@ _NAMES = {
     "attention": "dilated_attention",
     "backend": "Backend Limits Refusal",
     "bias.alibi": "Alibi CoordinateAlibi alibi_slopes",
-    "bias.tables": "GridTable RelativeTable t5_buckets",
+    "bias.tables": "CoordinateTable GridTable RelativeTable t5_buckets",
     "decoding": "DilatedCache PagedCache PoolFullError",
     "decoding.kvcache": "dilated_attention_with_kvcache",
     "device": "Device",
@@ -46,7 +46,12 @@ if TYPE_CHECKING:
     from dilkit.attention import dilated_attention as dilated_attention
     from dilkit.backend import Backend as Backend, Limits as Limits, Refusal as Refusal
     from dilkit.bias.alibi import Alibi as Alibi, CoordinateAlibi as CoordinateAlibi, alibi_slopes as alibi_slopes
-    from dilkit.bias.tables import GridTable as GridTable, RelativeTable as RelativeTable, t5_buckets as t5_buckets
+    from dilkit.bias.tables import (
+        CoordinateTable as CoordinateTable,
+        GridTable as GridTable,
+        RelativeTable as RelativeTable,
+        t5_buckets as t5_buckets,
+    )
     from dilkit.decoding import DilatedCache as DilatedCache, PagedCache as PagedCache, PoolFullError as PoolFullError
     from dilkit.decoding.kvcache import dilated_attention_with_kvcache as dilated_attention_with_kvcache
     from dilkit.device import Device as Device

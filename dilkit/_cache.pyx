@@ -91,22 +91,22 @@ cdef class ByteLRU:
             self.hits = self.misses = 0
 
     cdef object keep(self, key, value, limit):
-        cdef Entry entry = Entry(), found
+        cdef Entry entry = Entry(), present
         cdef list dropped = []  # values are freed when the lock is: that may run Python code
         size = value.nbytes + ENTRY_BYTES
         with self.lock:
             if size > limit:
-                found = self.entries.get(key, entry)
+                present = self.entries.get(key, entry)
             else:
                 entry.key, entry.value, entry.size = key, value, size
-                found = self.entries.setdefault(key, entry)
-                if found is entry:
+                present = self.entries.setdefault(key, entry)
+                if present is entry:
                     entry.link_before(self.ends)
                     self.bytes += entry.size
             while self.bytes > limit and self.ends.newer is not self.ends:
                 dropped.append(self.ends.newer)
                 self.drop(self.ends.newer)
-        return value if found is entry else found.value
+        return value if present is entry else present.value
 
     cdef drop(self, Entry entry):
         if entry.is_linked:

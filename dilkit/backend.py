@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dilkit.checks import boolean, integer
 from dilkit.device import Capability, Device, check_capability
 from dilkit.pattern import OFFSETS, OVERLAPS, DilatedSegment
-from dilkit.pattern.lowering import GivenBlocks, Segments, Unlowered
+from dilkit.pattern.lowering import Given, Segments, Unlowered
 from dilkit.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
@@ -200,14 +200,14 @@ class Limits:
             return [Refusal("branch kind", _listed(unknown), f"supports {DilatedSegment.kind}")] if unknown else []
         beyond = [form for form in problem.forms if form.name not in self.forms]
         if COUNT in self.forms:
-            beyond = [form for form in beyond if isinstance(form, GivenBlocks)]
+            beyond = [form for form in beyond if isinstance(form, Given)]
         if not beyond:
             return []
         refused = _listed({branches[form.branch].kind for form in beyond})
         if unlowered := next((form for form in beyond if isinstance(form, Unlowered)), None):
             return [Refusal("branch kind", refused, unlowered.why)]
         names = {form.name for form in beyond}
-        hint = 'backend="native" on a CPU, "flex" on a GPU' if GivenBlocks.name in names else ""
+        hint = 'backend="native" on a CPU, "flex" on a GPU' if any(isinstance(form, Given) for form in beyond) else ""
         return [Refusal("branch kind", refused, f"shown as {_listed(names)}; computes {_listed(self.forms)}", hint)]
 
 

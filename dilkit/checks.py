@@ -62,10 +62,11 @@ def integers(name: str, values: Any, at_least: int | None = None) -> list[int]:
     return [integer(f"{name}[{i}]", value, at_least) for i, value in enumerate(items)]
 
 
-def boolean(name: str, value: Any) -> None:
-    """Raise TypeError unless `value` is True or False."""
+def boolean(name: str, value: Any) -> bool:
+    """Return `value`. Raise TypeError unless it is True or False."""
     if value is not True and value is not False:
         raise TypeError(f"{name}={shown(value)} is a {type(value).__name__}; True or False is needed")
+    return bool(value)
 
 
 def one_of(name: str, value: Any, known: tuple[str, ...], error: type[ValueError] = ValueError) -> None:

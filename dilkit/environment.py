@@ -64,8 +64,8 @@ GPU_PROOF = Variable(
 GPU_PROOFS = ("once", "always", "off")
 TUNED = Variable(
     "DILKIT_TUNED",
-    "File of the orders of backends that `dilkit tune` has measured; the automatic choice follows it. A process reads it "
-    "once. `none`: use no such file.",
+    "File of the orders of backends that `dilkit tune` has measured; the automatic choice follows it, and `triton` the sizes of "
+    "its kernels. A process reads it once. `none`: use no such file.",
     "`dilkit/tuned.json` in `XDG_CACHE_HOME`",
 )
 CPU_ISAS = ("generic", "avx2", "avx512", "avx512bf16", "amx")

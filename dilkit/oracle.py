@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from dilkit.bias.base import Bias
-from dilkit.op.block_layout import with_layouts
+from dilkit.inputs import Inputs
 from dilkit.op.dropout import Dropout
+from dilkit.op.given import counted
 from dilkit.pattern import Pattern
 from dilkit.pattern.pattern import check_entries
 from dilkit.problem import default_offset
@@ -32,6 +33,7 @@ def oracle_attention(
     bias: Bias | None = None,
     softcap: float | None = None,
     block_layout: Tensor | None = None,
+    intervals: Tensor | None = None,
     query_offset: int | None = None,
     dtype: str = "float64",
 ) -> tuple[Tensor, Tensor]:
@@ -45,23 +47,12 @@ def oracle_attention(
 
         softcap * tanh(scale * q_i . k_j / softcap) + bias(h, i, j) + log count[h, i, j]
 
-    that of the key of zeros is the logarithm of its count alone. With `block_layout` each sequence of the batch has a pattern of
-    its own. Query i has the position `query_offset + i` among the keys (`dilkit.op.offsets`).
+    that of the key of zeros is the logarithm of its count alone. `block_layout` and `intervals` are counted as the pattern's
+    branch for them. Query i has the position `query_offset + i` among the keys (`dilkit.op.offsets`).
 
     Shapes as in `dilkit.dilated_attention`; returns `out` `(batch, seq, heads, head_dim)` and `lse` `(batch, heads, seq)`,
     both in `dtype`, in which all of the arithmetic happens. Memory is O(heads * seq**2): for small problems.
     """
-    if block_layout is not None:
-        patterns = with_layouts(pattern, block_layout, len(query), query.shape[2], key.shape[2])
-        options: dict[str, Any] = dict(is_causal=is_causal, sink=sink, scale=scale, softcap=softcap, dtype=dtype)
-        parts = []
-        for b, with_layout in enumerate(patterns):
-            options["key_padding_mask"] = None if key_padding_mask is None else key_padding_mask[b : b + 1]
-            options["dropout"] = None if dropout is None else dropout.of_sequence(b)
-            options["bias"] = None if bias is None else bias.of_sequence(b, query.shape[1])
-            q, k, v = (x[b : b + 1] for x in (query, key, value))
-            parts.append(oracle_attention(q, k, v, with_layout, **options))
-        return torch.cat([out for out, _ in parts]), torch.cat([lse for _, lse in parts])
     q, k, v = (x.to(getattr(torch, dtype)).transpose(1, 2) for x in (query, key, value))
     batch, heads, queries, head_dim = q.shape
     group, seq = heads // k.shape[1], k.shape[2]
@@ -70,7 +61,8 @@ def oracle_attention(
     check_entries(queries, heads, seq)
     rows, keys = offset + torch.arange(queries, device=q.device), torch.arange(seq, device=q.device)
     span = range(offset, offset + queries)
-    count = pattern.count_rows(rows, seq, heads, kv_heads=heads // group, is_causal=is_causal, span=span)
+    inputs = Inputs(query, key, value, block_layout=block_layout, intervals=intervals)
+    count = counted(inputs, pattern, rows, kv_heads=heads // group, is_causal=is_causal, span=span)
     if key_padding_mask is not None:
         count = count * ~key_padding_mask[:, None, None, :]
         k, v = (x.masked_fill(key_padding_mask[:, None, :, None], 0.0) for x in (k, v))  # which may be NaN there

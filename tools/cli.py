@@ -25,7 +25,7 @@ from dilkit.tools.console.text import with_nearest
 
 COMMANDS = (
     *("info", "doctor", "plan", "order", "verify", "bench", "report", "compare", "tune", "draw", "demo"),
-    *("encode-slide", "finetune-slide"),
+    *("encode-slide", "finetune-slide", "predict-slide"),
 )
 """Commands; each has a module in `dilkit.tools.commands`."""
 GRACE = 5.0

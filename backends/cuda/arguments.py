@@ -96,7 +96,6 @@ def views_of(tensors: Mapping[str, Tensor | None]) -> tuple[Numbers, tuple[Numbe
 
 
 def join(tensors: bytes, addresses: Numbers, counts: bytes, options: bytes) -> NDArray[np.void]:
-    """Return the `ARGUMENTS` of a launch with `ADDRESSES` and packed parts."""
     return np.ndarray((), ARGUMENTS, tensors + _ADDRESSES.pack(*addresses) + counts + options)
 
 
@@ -123,15 +122,11 @@ def pack_options(
     problem: Problem, tensors: Mapping[str, Tensor | None], dropout: Dropout | None = None, step: tuple[int, ...] = NO_STEP
 ) -> bytes:
     """Pack the arguments from `keep_scale` on; without dropout and bias, no tensor changes them."""
-    return _DROPOUT.pack(*_dropped(dropout)) + _SCORES.pack(*_scores(problem, tensors)) + _STEP.pack(*step)
-
-
-def _dropped(dropout: Dropout | None) -> tuple[float, int, int, int, int, int]:
-    """The arguments from `keep_scale` to `threshold`."""
-    if dropout is None:
-        return 1.0, 0, 0, 0, 0, 0
-    low, high = dropout.seed & 0xFFFFFFFF, dropout.seed >> 32
-    return dropout.factor, dropout.first_batch, dropout.first_head, low, high, dropout.threshold
+    dropped = 1.0, 0, 0, 0, 0, 0
+    if dropout is not None:
+        seed = dropout.seed & 0xFFFFFFFF, dropout.seed >> 32
+        dropped = dropout.factor, dropout.first_batch, dropout.first_head, *seed, dropout.threshold
+    return _DROPOUT.pack(*dropped) + _SCORES.pack(*_scores(problem, tensors)) + _STEP.pack(*step)
 
 
 def _scores(problem: Problem, tensors: Mapping[str, Tensor | None]) -> tuple[float, ...]:

@@ -17,12 +17,11 @@ from dilkit.backends.cuda.table import HEAD_DIMS, OLDEST, STORAGE, CudaKernel, p
 from dilkit.backends.tiles.backend import ROLES, StepBackend, Tensors, computed_as
 from dilkit.backends.tiles.device import device_schedule, proof_facts
 from dilkit.backends.tiles.relations import FORMS, MOST_RUNS, most_runs
-from dilkit.bias.form import APART, BIASES
+from dilkit.bias.form import APART, BIASES, NEUTRAL
 from dilkit.device import Capability
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from dilkit.decoding.protocol import PlacedStep
@@ -52,7 +51,7 @@ class CupyRaw(StepBackend):
         stored=frozenset({*STORAGE, "int8"}),
         dropout=True,
         softcap=True,
-        biases=frozenset(BIASES) - {APART},
+        biases=frozenset(BIASES) - {APART, NEUTRAL},
         forms=FORMS,
     )
     priority = 5
@@ -89,7 +88,7 @@ class CupyRaw(StepBackend):
     def launch_role(self, role: str, tensors: Tensors, problem: Problem, dropout: Dropout | None = None) -> None:
         query, starts = tensors["query"], tensors.get("starts")
         assert query is not None
-        device, (addresses, strides) = _device(query), views_of(tensors)
+        device, (addresses, strides) = query.device, views_of(tensors)
         sequences, aligned = None if starts is None else len(starts) - 1, not [x for x in addresses if x % VECTOR_BYTES]
         facts = role, problem, device, query.shape[1], sequences, strides, aligned
         kernel, kind, launches, is_counted = role_launches(
@@ -130,7 +129,3 @@ class CupyRaw(StepBackend):
         if capability is None:
             raise ValueError(f"device={problem.device}: kernels are chosen by its compute capability, which is not known")
         return capability
-
-
-def _device(query: Tensor) -> torch.device:
-    return query.device

@@ -63,7 +63,6 @@ def facts() -> tuple[str, str]:
 
 
 def options_of(kernel: CudaKernel, capability: Capability) -> tuple[str, ...]:
-    """The options of NVRTC: the architecture and every macro."""
     macros = (f"-D{name}={value}" for name, value in sorted(kernel.macros.items()))
     return (f"--gpu-architecture={architecture(capability, load_nvrtc().getSupportedArchs())}", *OPTIONS, *macros)
 
@@ -114,7 +113,8 @@ def load_nvrtc() -> Any:
     try:
         from cupy.cuda import driver, nvrtc
 
-        _load_library(driver.get_build_version() // 1000)
+        if path := installed_nvrtc(driver.get_build_version() // 1000):
+            ctypes.CDLL(str(path))
         nvrtc.getVersion()
     except Exception as error:
         hint = "install it with: pip install 'dilkit[cuda12]', or 'dilkit[cuda13]' beside a torch for CUDA 13"
@@ -123,11 +123,6 @@ def load_nvrtc() -> Any:
 
 
 @lru_cache(maxsize=1)
-def _load_library(major: int) -> None:
-    if path := installed_nvrtc(major):
-        ctypes.CDLL(str(path))
-
-
 def installed_nvrtc(major: int) -> Path | None:
     """Return the library of the NVRTC package for CUDA 12; None without it, and for later CUDA, which CuPy finds itself."""
     try:

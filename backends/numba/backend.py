@@ -135,7 +135,6 @@ class NumbaCuda(TiledBackend):
 
 
 def kernels() -> dict[str, Callable[[Tiling], Callable[..., None]]]:
-    """Return the makers of kernels by role: each returns the kernel for a tiling."""
     from dilkit.backends.numba.backward import dkeyvalue, dots, dquery
     from dilkit.backends.numba.forward import forward
 

@@ -36,7 +36,7 @@ def tiles(
     # of each residue of a cell, the branches that keep it, and whether it is in a class
     cdef uint32_t[::1] sets = np.empty(most, np.uint32)
     cdef uint8_t[::1] listed = np.empty(most, np.uint8)
-    cdef int32_t[:, ::1] found = None
+    cdef int32_t[:, ::1] tiles = None
     cdef int64_t[::1] keys = None
     for _ in range(2):  # they are counted before they are written
         count = 0
@@ -59,18 +59,18 @@ def tiles(
                             seen = _key_count(branches, sets[first], row, seq)
                             while row < stop:
                                 rows = min(tile_rows, (stop - row - 1) // step + 1)
-                                if found is not None:
-                                    found[count, 0] = <int32_t>row
-                                    found[count, 1] = <int32_t>sets[first]
-                                    found[count, 2] = <int32_t>step
-                                    found[count, 3] = <int32_t>(heads[h] | rows << 16)
+                                if tiles is not None:
+                                    tiles[count, 0] = <int32_t>row
+                                    tiles[count, 1] = <int32_t>sets[first]
+                                    tiles[count, 2] = <int32_t>step
+                                    tiles[count, 3] = <int32_t>(heads[h] | rows << 16)
                                     keys[count] = seen
                                 count += 1
                                 row += rows * step
                     start = stop
-        if found is None:
-            found, keys = np.empty((count, 4), np.int32), np.empty(count, np.int64)
-    return np.asarray(found), np.asarray(keys)
+        if tiles is None:
+            tiles, keys = np.empty((count, 4), np.int32), np.empty(count, np.int64)
+    return np.asarray(tiles), np.asarray(keys)
 
 
 cdef inline bint _alike(const uint32_t[:] sets) noexcept nogil:

@@ -34,8 +34,6 @@ MOST_STREAMS = 2**12
 
 
 class Counters:
-    """The counters of all devices."""
-
     def __init__(self) -> None:
         self._pages: dict[int, _Page] = {}
         self._of_stream: dict[tuple[int, int | None], int] = {}

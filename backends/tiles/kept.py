@@ -40,7 +40,6 @@ class Kept(ABC):
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the device."""
         return sum(x.nbytes for x in self.tensors)
 
     def keep_while_used(self) -> None:

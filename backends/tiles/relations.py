@@ -62,7 +62,6 @@ class Relation:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The parts of queries, and then those of keys."""
         return (*self.queries, *self.keys)
 
     def numbered(self, of_keys: bool) -> list[tuple[int, Part]]:

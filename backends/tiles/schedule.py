@@ -75,18 +75,14 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """All groups of a problem, in the order in which they are launched."""
-
     groups: tuple[Group, ...]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays."""
         return sum(group.nbytes for group in self.groups)
 
 
 def schedule_refusals(problem: Problem) -> list[Refusal]:
-    """Refusals of problems that have no schedule."""
     forms, refusals = problem.forms, offset_refusals(problem)
     segments = len(_segment_branches(problem))
     if problem.seq > MAX_SEQ:

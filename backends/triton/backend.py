@@ -7,9 +7,12 @@ element of the batch. Which positions a tile sees, and how often each counts, is
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from dilkit import environment
 from dilkit.backend import Limits, Refusal
 from dilkit.backends.tiles.backend import StepBackend, Tensors, computed_as
 from dilkit.backends.tiles.device import KEYS, QUERIES, proof_facts, sources_of, tall_tiles
@@ -19,8 +22,11 @@ from dilkit.backends.triton.biases import add_sums, bias_constants, bias_sums, b
 from dilkit.backends.triton.launch import DeviceLauncher, TritonLauncher
 from dilkit.backends.triton.sizes import HEAD_DIMS, OLDEST, Sizes, padded
 from dilkit.backends.triton.tables import DeviceGroup, device_tables
-from dilkit.bias.form import APART, BIASES
+from dilkit.bias.form import APART, BIASES, NEUTRAL
+from dilkit.device import Device
 from dilkit.problem import Problem
+from dilkit.selection import tuned
+from dilkit.selection.tuned_file import TunedKernel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,6 +46,29 @@ GIVEN = {
     "dkeyvalue": ("query", "key", "value", "dout", "lse", "delta", "dkey", "dvalue"),
 }
 """By role, the tensors that a kernel is given, in its order. Those of heads are handed over with their strides."""
+TUNED_ROLES = ("forward", "dquery", "dkeyvalue")
+"""Kernels whose sizes `dilkit tune` measures: those with a score tile."""
+
+
+class TunedLauncher(DeviceLauncher):
+    """Launches with the sizes that `dilkit tune` measured as the fastest on the device, else with those of the table."""
+
+    def sizes(self, role: str, problem: Problem, low: bool) -> Sizes:
+        measured = None
+        if not low and role in TUNED_ROLES and problem.bias is None:
+            of_file = environment.choices(), tuned.generation
+            measured = _measured_sizes(role, problem.dtype, problem.head_dim, problem.device, of_file)
+        sizes = measured or super().sizes(role, problem, low)
+        if role == "dkeyvalue" and problem.bias is not None and problem.device.platform == "hip":
+            return replace(sizes, columns=min(16, sizes.columns))  # with 32 columns and head_dim 128 it spills
+        return sizes
+
+
+@lru_cache(maxsize=256)
+def _measured_sizes(role: str, dtype: str, head_dim: int, device: Device, of_file: object) -> Sizes | None:
+    """Return the fastest sizes of the file of `DILKIT_TUNED`, None if it has none. `of_file` changes with the file."""
+    order = tuned.measured(device, TunedKernel(compiler(), role, dtype, head_dim))
+    return Sizes(*map(int, re.findall(r"\d+", order[0][0]))) if order else None
 
 
 class TritonTiles(StepBackend):
@@ -58,13 +87,13 @@ class TritonTiles(StepBackend):
         max_head_dim=max(HEAD_DIMS),
         stored=frozenset({"float32", "float16", "bfloat16", "int8"}),
         softcap=True,
-        biases=frozenset(BIASES) - {APART},
+        biases=frozenset(BIASES) - {APART, NEUTRAL},
         forms=FORMS,
     )
     priority = 4
 
     def __init__(self, launcher: TritonLauncher | None = None) -> None:
-        self.launcher = launcher or DeviceLauncher()
+        self.launcher = launcher or TunedLauncher()
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
         form, more = problem.bias, _hip_refusals(problem) if problem.device.platform == "hip" else []
@@ -82,7 +111,11 @@ class TritonTiles(StepBackend):
 
     def proof_facts(self, problem: Problem) -> tuple[str, ...]:
         here = isinstance(self.launcher, DeviceLauncher)  # stand-ins launch nothing on a device
-        return proof_facts(problem, self.name, *_compiler_facts()) if here else ()
+        if not here:
+            return ()
+        roles = ("stored",) if problem.stored else TUNED_ROLES
+        sizes = (str(self.launcher.sizes(role, problem, low=False)) for role in roles)
+        return proof_facts(problem, self.name, *_compiler_facts(), *sizes)
 
     def launch_step(self, placed: PlacedStep) -> tuple[Tensor, Tensor]:
         from dilkit.backends.triton import steps
@@ -161,9 +194,14 @@ def _hip_refusals(problem: Problem) -> list[Refusal]:
 @lru_cache(maxsize=1)
 def _compiler_facts() -> tuple[str, ...]:
     """Return Triton's version and a digest of this folder: compiled kernels depend on both."""
+    return compiler(), sources_of(__file__)
+
+
+def compiler() -> str:
+    """Return the name of the compiler and its version."""
     import triton
 
-    return f"triton {triton.__version__}", sources_of(__file__)
+    return f"triton {triton.__version__}"
 
 
 def _argument(x: Tensor | None) -> Any:

@@ -30,7 +30,7 @@ class GlobalStore(BranchStore):
     """
 
     def __init__(self, branch: Branch, form: Global, given: Heads, layout: Layout, rollback: int) -> None:
-        self.given = given
+        self.all_heads = given
         self.heads, self.sees_all = served_heads(branch, given)
         runs = [range(start, stop) for start, stop in form.columns.tolist()]
         self.tokens: Sequence[int] = runs[0] if len(runs) == 1 and not runs[0].start else [token for run in runs for token in run]
@@ -72,7 +72,7 @@ class GlobalStore(BranchStore):
         keys: Positions = range(slots) if self.since < self.before or self.places is None else self.places[:slots]
         unseen: Tensor | None = None
         if not (len(queries) == 1 and self.sees_all and self.since == self.before):
-            unseen = unseen_by(self.branch, queries, keys, self.given, self.heads, stored.device)
+            unseen = unseen_by(self.branch, queries, keys, self.all_heads, self.heads, stored.device)
         return [Block(self.heads, slice(None), stored, queries, keys, unseen)]
 
     def make_room(self, seen: int) -> bool:

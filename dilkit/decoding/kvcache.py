@@ -70,7 +70,8 @@ def dilated_attention_with_kvcache(
     """
     boolean("return_lse", return_lse)
     check_pattern(pattern)
-    check_tensors(query, k_cache, v_cache, key, value, cache_seqlens)
+    tensors = query, k_cache, v_cache, key, value, cache_seqlens
+    check_tensors(*tensors)
     pattern.check_heads(query.shape[2], k_cache.shape[2])
     if sink is not None:
         check_sink(sink, query)
@@ -79,5 +80,5 @@ def dilated_attention_with_kvcache(
     factor = query.shape[-1] ** -0.5 if scale is None else real("scale", scale)
     backends = () if backend is None else names_of(backend)
     options = CallOptions(pattern, True, False, backends, 0.0, scores.softcap, scores.form, factor)
-    out, lse = last_rows(query, k_cache, v_cache, key, value, cache_seqlens, options, sink, *scores.tensors)
+    out, lse = last_rows(tensors, options, sink, *scores.tensors)
     return (out, lse) if return_lse else out

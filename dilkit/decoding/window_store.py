@@ -31,12 +31,12 @@ class WindowStore(BranchStore):
     """Keys and values of the last `reach` rows, at last in a ring. A row sees its own residue modulo `stride` alone."""
 
     def __init__(self, branch: Branch, forms: Sequence[Form], given: Heads, layout: Layout, rollback: int) -> None:
-        self.given = given
-        self.heads, all_heads = served_heads(branch, given)
+        self.all_heads = given
+        self.heads, serves_all = served_heads(branch, given)
         bands = [form for form in forms if isinstance(form, Band)]
         only_bands = len(bands) == len(forms) > 0
         whole = only_bands and len(bands) == 1 and not bands[0].first and bands[0].without_rows is None
-        self.sees_all = whole and all_heads
+        self.sees_all = whole and serves_all
         reach = max(band.back for band in bands) if only_bands else UNBOUNDED
         self.reach = WHOLE_SEQUENCE if reach == UNBOUNDED else reach
         self.stride, self.rollback = math.gcd(*(band.rate for band in bands)) if only_bands else 1, rollback
@@ -136,5 +136,5 @@ class WindowStore(BranchStore):
             keys = end - 1 - (end - 1 - slots) % room
         stored, unseen = self.rows[:, :, :, residue : held : self.stride], None
         if len(queries) > 1 or not self.sees_all or end - held < first - self.reach:
-            unseen = unseen_by(self.branch, queries, keys, self.given, self.heads, stored.device)
+            unseen = unseen_by(self.branch, queries, keys, self.all_heads, self.heads, stored.device)
         return Block(self.heads, slice(row, None, self.stride), stored, queries, keys, unseen)

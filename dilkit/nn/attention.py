@@ -163,10 +163,8 @@ class DilatedAttention(BiasedModule):
 
 
 def check_cache(cache: object) -> None:
-    """Raise TypeError unless `cache` is a `DilatedCache`."""
     check_type("cache", cache, DilatedCache, "a dilkit.DilatedCache is needed, one for each layer")
 
 
 def appended(options: dict[str, Any]) -> str:
-    """Return `options` as text behind other arguments, for `extra_repr`."""
     return "".join(f", {name}={value!r}" for name, value in options.items())

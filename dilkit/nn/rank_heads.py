@@ -33,7 +33,6 @@ class RankHeads:
         return local
 
     def part(self, parameter: Tensor) -> Tensor:
-        """Return the rank's part of a parameter that is cut by heads."""
         return cast(DTensor, parameter).to_local()
 
     def parts_of_bias(self, bias: Tensor, cuts: tuple[int, int]) -> list[Tensor]:

@@ -83,8 +83,7 @@ def definition(
     """Compute the definition with all arithmetic in `dtype`; the other arguments are those of `expected`."""
     options: dict[str, Any] = dict(is_causal=problem.is_causal, scale=problem.scale, dtype=dtype, dropout=dropout_in(problem))
     options["softcap"] = problem.softcap or None
-    if tensors.block_layout is not None:
-        options["block_layout"] = tensors.block_layout
+    options |= tensors.given
 
     def attend(
         q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sink: Tensor | None = None, bias: Bias | None = None

@@ -33,7 +33,8 @@ def made_bias(
         bias = Alibi(normal(heads).abs() * 10 / max(seq, 1))
     else:
         coordinates = 10 * normal(batch, seq, form.dims)
-        bias = CoordinateAlibi(normal(heads).abs() / 3, coordinates.float(), form.metric)
+        neutral = normal(batch, seq) > 1 if form.neutral else None
+        bias = CoordinateAlibi(normal(heads).abs() / 3, coordinates.float(), form.metric, neutral)
     return bias.with_weights(bias.weights.to(dtype))
 
 

@@ -124,8 +124,8 @@ def _call(case: Case, backend: str, q: Tensor, k: Tensor, v: Tensor, mask: Any =
         return _last_rows(case, q, k, v, options)
     options |= dict(is_causal=case.is_causal, dropout_p=case.dropout_p)
     with seeded():
-        if case.pattern.given_blocks is not None:
-            options["block_layout"] = make_tensors(case, q.device.type).block_layout
+        if case.pattern.given_branch is not None:
+            options |= make_tensors(case, q.device.type).given
         if not case.lengths:
             options["query_offset"] = case.query_offset
             return dilated_attention(q, k, v, case.pattern, key_padding_mask=mask, **options)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from dilkit.pattern import BlockSparse, Branch, DilatedSegment, Documents, GlobalTokens, Pattern, SlidingWindow, Strided
+from dilkit.pattern import BlockSparse, Branch, DilatedSegment, Documents, GlobalTokens, Pattern, Prefix, SlidingWindow, Strided
 from dilkit.problem import DTYPES
-from dilkit.testing.problems import RAGGED, SPARSE, Case, Fields, kinds, segments
+from dilkit.testing.problems import RAGGED, SPARSE, Case, Fields, in_dtypes, kinds, segments
 
 LENGTHS: dict[str, tuple[int, ...]] = {
     "two": (23, 17),
@@ -162,18 +162,19 @@ _QUERIES: dict[str, Fields] = {
     "segments": dict(seq=53, queries=14, query_offset=23, layout="sliced"),
     "segments causal": dict(pattern=RAGGED, seq=47, queries=17, is_causal=True, bias="alibi"),
     "beyond the keys": dict(pattern=RAGGED, seq=29, queries=40, query_offset=8, softcap=1.5),
-    "windows": kinds(SlidingWindow(before=9, after=3), seq=50, queries=12, query_offset=20, kv_heads=2, dropout_p=0.2),
+    "windows": kinds(SlidingWindow(before=9, after=3), seq=50, queries=12, query_offset=20, kv_heads=2),
+    "windows with dropout": kinds(SlidingWindow(before=2, after=7), seq=33, queries=24, query_offset=17, dropout_p=0.2),
     "windows before the keys": kinds(SlidingWindow(before=2, after=8), Strided(5), seq=33, queries=41, query_offset=-6),
+    "runs": kinds(Documents([20, 30]), Prefix(9), BlockSparse.local_global(10, 5), seq=50, queries=13, query_offset=11),
     "all kinds": kinds(SlidingWindow(5), GlobalTokens(3), Documents([20, 30]), seq=50, queries=22, query_offset=25, head_dim=8),
     "blocks once": kinds(BlockSparse.local_global(10, 5), GlobalTokens(2), overlap="once", seq=50, queries=9, query_offset=31),
     "coordinates": dict(pattern=Pattern.dense(), seq=40, queries=15, query_offset=12, bias="euclidean"),
     "packed": dict(pattern=Pattern.dense(), **_OTHER_KEYS),
-    "packed causal": kinds(SlidingWindow(6), GlobalTokens(1), **_OTHER_KEYS, is_causal=True, kv_heads=2, dropout_p=0.2),
+    "packed causal": kinds(SlidingWindow(6), GlobalTokens(1), **_OTHER_KEYS, is_causal=True, kv_heads=2),
+    "packed with dropout": kinds(SlidingWindow(6), Documents([3, 30]), **_OTHER_KEYS, dropout_p=0.2),
     "packed windows": kinds(SlidingWindow(before=4, after=2), **_OTHER_KEYS, bias="alibi"),
 }
-QUERIES = tuple(
-    Case(feature="queries", variant=name, dtype=dtype, **fields) for name, fields in _QUERIES.items() for dtype in DTYPES
-)
+QUERIES = in_dtypes("queries", _QUERIES)
 """Queries that are others than the keys, at their positions among these."""
 
 SEQUENCES = (*PACKED, *CACHED, *KINDS_OF_SEQUENCES, *QUERIES)

@@ -41,7 +41,10 @@ MIXED = 80
 
 
 BLOCKS = "bools", "bools by head", "numbers", "numbers for all"
-"""The forms of the block layout of a call: bools or numbers, for how many heads; "for all": also for all of a batch."""
+"""The forms of the block layout of a call: bools or numbers, for how many heads; "for all": also for all of a batch.
+
+Intervals are of all heads with "bools", and else by head.
+"""
 
 
 BIAS_FORMS = {
@@ -53,6 +56,8 @@ BIAS_FORMS = {
     "l1 in a plane": BiasForm(dims=2, metric="l1", placed=True),
     "max in space": BiasForm(dims=3, metric="max", placed=True),
     "in a line": BiasForm(dims=1, metric="euclidean", placed=True),
+    "neutral": BiasForm(dims=2, metric="euclidean", placed=True, neutral=True),
+    "neutral in space": BiasForm(dims=3, metric="max", placed=True, neutral=True),
     "clipped": BiasForm(sizes=(15,)),
     "buckets": BiasForm(sizes=(2 * 20 + 1,)),
     "grid in a line": BiasForm(sizes=(9,), placed=True),
@@ -84,7 +89,7 @@ class Case:
     - `values`: sizes; "huge" scores have no digits left for a backward pass (`gradients=False`); "ignored NaN" is behind the
       mask.
     - `poisoned`: every other sequence is made of NaN and inf, of which nothing may show in the others.
-    - `layout`: of the tensors in memory. `blocks`: the form of a call's block layout, one of `BLOCKS`. `bias`: "none", or one of
+    - `layout`: of the tensors in memory. `blocks`: the form of what a call gives, one of `BLOCKS`. `bias`: "none", or one of
       `BIAS_FORMS`. `sink`: "none", or one of `SINKS`.
     """
 
@@ -145,11 +150,10 @@ def kinds(*branches: Branch, **fields: Any) -> Fields:
 
 
 def segments(lengths: Sequence[int], rates: Sequence[int], **fields: Any) -> Fields:
-    """Return the fields of a case with a pattern of dilated segments."""
     return kinds(*map(DilatedSegment, lengths, rates), **fields)
 
 
-def _in_dtypes(feature: str, variants: dict[str, Fields], dtypes: Iterable[str] = DTYPES) -> tuple[Case, ...]:
+def in_dtypes(feature: str, variants: dict[str, Fields], dtypes: Iterable[str] = DTYPES) -> tuple[Case, ...]:
     return tuple(
         Case(feature=feature, variant=variant, dtype=dtype, **fields) for variant, fields in variants.items() for dtype in dtypes
     )
@@ -286,7 +290,7 @@ def _mixed(count: int) -> Iterator[Case]:
 
 
 PROBLEMS = (
-    *(case for feature, variants in FEATURES.items() for case in _in_dtypes(feature, variants)),
+    *(case for feature, variants in FEATURES.items() for case in in_dtypes(feature, variants)),
     *_mixed(MIXED),
 )
 
@@ -300,7 +304,7 @@ _DROPPING: dict[str, Fields] = {
     "almost all dense": dict(dropout_p=0.9, pattern=Pattern.dense(), seq=67),
     "packed causal": dict(dropout_p=0.3, is_causal=True, kv_heads=2, batch=1, lengths=(0, 13, 0, 0, 25, 1, 0), seq=39),
 }
-DROPPING = _in_dtypes("dropout", _DROPPING)
+DROPPING = in_dtypes("dropout", _DROPPING)
 
 _IN_TURN = Intervals([[i - i % 9, i + 3] for i in range(60)], [[i, i + 5 * (i % 2)] for i in range(60)])
 """Each row sees what is before it in its nine rows, and a run or a row after it."""
@@ -334,6 +338,11 @@ _OTHER_KINDS: dict[str, Fields] = {
     "neighborhood in a line causal": dict(pattern=Pattern.natten((43,), 7, 3), seq=43, is_causal=True),
     "neighborhood in space": dict(pattern=Pattern.natten((3, 4, 5), 3), seq=60, kv_heads=2),
     "neighborhood and global": kinds(Neighborhood((6, 8), 3, (2, 1)), GlobalTokens(1), seq=48, sink="random"),
+    "neighborhood shared causal": dict(
+        pattern=Pattern.natten((5, 6, 7), (4, 3, 2), (1, 2, 3), stride=(3, 1, 2), causal=(False, True, False)),
+        seq=210,
+        kv_heads=2,
+    ),
     "neighborhood packed": dict(pattern=Pattern.natten((3, 8), 3), batch=1, lengths=(24, 24), seq=48, is_causal=True),
     "neighborhood last rows": dict(
         pattern=Pattern.natten((3, 8), 3), lengths=(24, 24), seq=48, rows=5, is_causal=True, gradients=False
@@ -367,7 +376,7 @@ _OTHER_KINDS: dict[str, Fields] = {
     "mixed packed": kinds(*_MIXED, batch=1, lengths=(0, 13, 25, 1), seq=39, is_causal=True),
     "mixed last rows": kinds(*_MIXED, **_LAST, rows=4),
 }
-OTHER_KINDS = _in_dtypes("kinds", _OTHER_KINDS)
+OTHER_KINDS = in_dtypes("kinds", _OTHER_KINDS)
 """Patterns with branches of other kinds than dilated segments, alone and in mixes."""
 
 _GIVEN = BlockSparse(None, 8)
@@ -385,8 +394,19 @@ _GIVEN_BLOCKS: dict[str, Fields] = {
     "one block": kinds(BlockSparse(None, 100), seq=40, blocks="numbers"),
     "shard": kinds(_GIVEN, SlidingWindow(3), head_shard=(3, 8), seq=43, blocks="bools by head"),
     "bias": kinds(_GIVEN, seq=59, bias="alibi", softcap=2.0, kv_heads=2),
+    "intervals": kinds(Intervals(None, most=1), seq=53),
+    "intervals causal": kinds(Intervals(None, most=3), seq=53, is_causal=True, kv_heads=2, mask="random"),
+    "intervals by head": kinds(Intervals(None, most=2), seq=64, blocks="bools by head", kv_heads=2, layout="sliced"),
+    "intervals once": kinds(Intervals(None, most=5), overlap="once", seq=40, blocks="bools by head", sink="random"),
+    "intervals for all": kinds(Intervals(None, most=2), seq=37, blocks="numbers for all", values="large query", dropout_p=0.2),
+    "intervals beside others": kinds(*_MIXED, Intervals(None, most=2), seq=61, heads=6, kv_heads=3, mask="left"),
+    "intervals of some heads": kinds(Intervals(None, most=2, heads=(1, 3)), SlidingWindow(5), seq=70, is_causal=True),
+    "intervals long": kinds(Intervals(None, most=2), seq=613, heads=2, head_dim=8, batch=1),
+    "intervals shard bias": kinds(
+        Intervals(None, most=2), head_shard=(3, 8), seq=43, blocks="bools by head", bias="alibi", softcap=2.0
+    ),
 }
-GIVEN_BLOCKS = _in_dtypes("given blocks", _GIVEN_BLOCKS)
+GIVEN_BLOCKS = in_dtypes("given blocks", _GIVEN_BLOCKS)
 
 _SCORES: dict[str, Fields] = {
     "alibi": dict(bias="alibi"),
@@ -402,6 +422,9 @@ _SCORES: dict[str, Fields] = {
     "coordinates l1 in space": kinds(*_MIXED, tail="zeros", bias="l1", sink="random", seq=43),
     "coordinates max": dict(bias="max", is_causal=True, head_dim=32),
     "coordinates in a line": kinds(SlidingWindow(9, 2), bias="in a line", seq=50),
+    "neutral": dict(bias="neutral", pattern=Pattern.dense(), seq=67, kv_heads=2),
+    "neutral in space causal": dict(bias="neutral in space", is_causal=True, pattern=RAGGED, seq=47, mask="random"),
+    "neutral packed": dict(bias="neutral", batch=1, lengths=(0, 13, 25, 1), seq=39),
     "clipped table": dict(bias="clipped", kv_heads=1),
     "clipped table causal": dict(bias="clipped", is_causal=True, pattern=FIVE, seq=70),
     "clipped table long": kinds(SlidingWindow(400), bias="clipped", seq=613, heads=2, head_dim=8, batch=1),
@@ -420,7 +443,7 @@ _SCORES: dict[str, Fields] = {
     "softcap alibi mask": dict(softcap=1.5, bias="alibi", mask="random", dropout_p=0.1),
     "softcap grid packed": dict(softcap=1.0, bias="buckets", batch=1, lengths=(13, 1, 25), seq=39, head_dim=24),
 }
-SCORES = _in_dtypes("scores", _SCORES)
+SCORES = in_dtypes("scores", _SCORES)
 
 _LONG = Pattern([256, 1024, 2048], [1, 4, 16])
 _DEFAULT: Fields = dict(pattern=_LONG, seq=2048, head_dim=64, batch=1)
@@ -439,7 +462,7 @@ _LARGE: dict[str, Fields] = {
     "blocks by heads causal": kinds(BlockSparse.bigbird(32, 64, heads=4), seq=2039, is_causal=True),
     "documents and blocks": kinds(Documents([700, 32, 1316]), BlockSparse.local_global(64, 32), kv_heads=2, mask="random"),
 }
-LARGE = _in_dtypes("large", {variant: _DEFAULT | fields for variant, fields in _LARGE.items()}, DTYPES[1:])
+LARGE = in_dtypes("large", {variant: _DEFAULT | fields for variant, fields in _LARGE.items()}, DTYPES[1:])
 """Cases of many tiles, for devices: on a CPU the oracle alone takes seconds for each."""
 
 _ONE_PATTERN: dict[str, Fields] = {

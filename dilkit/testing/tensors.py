@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from dilkit.bias.base import Bias
 from dilkit.op.boundary import lse_dtype
+from dilkit.pattern import Intervals
 from dilkit.problem import Problem
 from dilkit.testing.biases import made_bias
 from dilkit.testing.poison import poisoned
@@ -35,7 +36,8 @@ class Tensors:
     dlse: Tensor | None = None
     sink: Tensor | None = None
     bias: Bias | None = None
-    block_layout: Tensor | None = None
+    given: dict[str, Tensor] = field(default_factory=dict)
+    """What the call gives a branch of the pattern, by its argument."""
 
     @classmethod
     def random(cls, problem: Problem, seed: int = 0) -> Tensors:
@@ -59,18 +61,17 @@ class Tensors:
             mask[:, problem.seq - problem.seq // 8 :] = True
         sizes, wide = (heads, problem.batch, problem.seq), lse_dtype(query.dtype)
         bias = None if problem.bias is None else made_bias(problem.bias, *sizes, generator, str(where), wide)
-        return cls(query, key, value, mask, dout, bias=bias, block_layout=_block_layout(problem, "bools", generator, where))
+        return cls(query, key, value, mask, dout, bias=bias, given=_given(problem, "bools", generator, where))
 
     @property
     def qkv(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value."""
         return self.query, self.key, self.value
 
     def to(self, dtype: str) -> Tensors:
         """Convert to `dtype`, without gradients; a bias, which has its own dtype, stays."""
         q, k, v, dout = (x.detach().to(getattr(torch, dtype)) for x in (*self.qkv, self.dout))
         sink = None if self.sink is None else self.sink.detach().to(q.dtype)
-        return Tensors(q, k, v, self.mask, dout, self.dlse, sink, self.bias, self.block_layout)
+        return Tensors(q, k, v, self.mask, dout, self.dlse, sink, self.bias, self.given)
 
 
 def make_tensors(case: Case, device: str = "cpu") -> Tensors:
@@ -91,17 +92,41 @@ def make_tensors(case: Case, device: str = "cpu") -> Tensors:
     q, k, v, dout = (_laid_out(x.to(device, kind), case.layout) for x in (q, k, v, dout))
     sink, sizes, wide = _sink(case, draw), (case.heads, case.batch, case.seq), lse_dtype(kind)
     bias = None if case.bias == "none" else made_bias(BIAS_FORMS[case.bias], *sizes, draw, device, wide)
-    layout = _block_layout(case.problem(), case.blocks, draw, torch.device("cpu"))
-    mask, sink, layout = (None if x is None else x.to(device) for x in (mask, sink, layout))
-    return Tensors(q, k, v, mask, dout, dlse.to(device, wide), sink, bias, layout)
+    given = {name: x.to(device) for name, x in _given(case.problem(), case.blocks, draw, torch.device("cpu")).items()}
+    mask, sink = (None if x is None else x.to(device) for x in (mask, sink))
+    return Tensors(q, k, v, mask, dout, dlse.to(device, wide), sink, bias, given)
 
 
-def _block_layout(problem: Problem, form: str, draw: torch.Generator, device: torch.device) -> Tensor | None:
-    """Make the layout of a call, where the pattern needs one: a third of the blocks, none in every fifth row."""
-    branch = problem.pattern.given_blocks
+def _given(problem: Problem, form: str, draw: torch.Generator, device: torch.device) -> dict[str, Tensor]:
+    branch = problem.pattern.given_branch
     if branch is None:
-        return None
-    blocks = -(-problem.seq // branch.unit)
+        return {}
+    if isinstance(branch, Intervals):
+        heads, batch = 1 if form == "bools" else problem.heads, 1 if form == "numbers for all" else problem.batch
+        return {"intervals": random_intervals((batch, heads, problem.seq, branch.most or 1), draw, device)}
+    return {"block_layout": _block_layout(problem, branch.unit, form, draw, device)}
+
+
+def random_intervals(shape: tuple[int, int, int, int], draw: torch.Generator, device: torch.device) -> Tensor:
+    """Make intervals `(batch, heads, seq, most, 2)`, of a head that moves along its rows, is the same for many, or any.
+
+    Of these a quarter are empty; the first fifth of all rows see nothing.
+    """
+    batch, heads, seq, most = shape
+    ends = torch.randint(seq + 1, (batch, heads, seq, 2 * most), generator=draw, device=device)
+    row, mode = torch.arange(seq, device=device)[:, None], torch.randint(3, (batch, heads, 1, 1), generator=draw, device=device)
+    some = ends[:, :, :: max(1, seq // 3)].repeat_interleave(max(1, seq // 3), 2)[:, :, :seq]
+    along = (some + row - seq // 2).clamp(0, seq)
+    ends = torch.where(mode == 0, ends, torch.where(mode == 1, some, along)).sort(-1).values
+    intervals = ends.int().view(batch, heads, seq, most, 2)
+    empty = (torch.rand(batch, heads, seq, most, generator=draw, device=device) < 0.25) & (mode == 0)
+    empty[:, :, : seq // 5] = True
+    return torch.where(empty[..., None], intervals.flip(-1), intervals)
+
+
+def _block_layout(problem: Problem, size: int, form: str, draw: torch.Generator, device: torch.device) -> Tensor:
+    """Make the layout of a call with blocks of `size` tokens: a third of the blocks, none in every fifth row."""
+    blocks = -(-problem.seq // size)
     by_head = dict(zip(BLOCKS, (1, problem.heads, problem.kv_heads, 1), strict=True))[form]
     batch = 1 if form == "numbers for all" else problem.batch
     seen = torch.rand(batch, by_head, blocks, blocks, generator=draw, device=device) < 1 / 3

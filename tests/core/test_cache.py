@@ -36,13 +36,6 @@ def keys_of(cache: ByteLRU, keys) -> list:
     return [key for key in keys if cache.get(key, lambda: Blob(2**40)).nbytes < 2**40]
 
 
-def test_a_hit_returns_the_object_that_was_made_and_does_not_make_again():
-    cache = cache_of(2)
-    made = cache.get("a", lambda: Blob(100))
-    assert cache.get("a", lambda: pytest.fail("made twice")) is made
-    assert cache.info() == (1, 1, 1, 100 + ENTRY_BYTES, 2 * (100 + ENTRY_BYTES))
-
-
 def test_what_make_raises_passes_through_and_nothing_is_kept():
     cache = cache_of(1)
     with pytest.raises(KeyError, match="nothing there"):

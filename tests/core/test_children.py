@@ -18,7 +18,7 @@ from dilkit.integrations.gigapath.layers import EncoderLayer
 from dilkit.integrations.gigapath.positions import GridPositions
 from dilkit.integrations.natten import NeighborhoodAttention2D
 from dilkit.integrations.titan import TitanAttention
-from dilkit.integrations.torchscale.install import Choices, attend
+from dilkit.integrations.torchscale.install import Installation, attend
 
 PATTERN = Pattern([4, 8], [1, 2])
 
@@ -46,7 +46,7 @@ def torchscale_layer() -> nn.Module:
 
 
 def of_torchscale(layer: Any, x: Tensor) -> Tensor:
-    out, _ = attend(Choices("exact", "use", None), "", layer, x, x, x)
+    out, _ = attend(Installation("exact", "apply", None), "", layer, x, x, x)
     return out
 
 

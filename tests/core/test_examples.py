@@ -13,7 +13,9 @@ import dilkit.integrations.dilateformer
 import dilkit.integrations.flash_attn
 import dilkit.integrations.gigapath
 import dilkit.integrations.gigapath.finetuning
+import dilkit.integrations.moozy
 import dilkit.integrations.natten
+import dilkit.integrations.swin
 import dilkit.integrations.titan
 import dilkit.integrations.torchscale
 import dilkit.integrations.transformers
@@ -28,7 +30,9 @@ PACKAGES = (
     dilkit.integrations.flash_attn,
     dilkit.integrations.gigapath,
     dilkit.integrations.gigapath.finetuning,
+    dilkit.integrations.moozy,
     dilkit.integrations.natten,
+    dilkit.integrations.swin,
     dilkit.integrations.titan,
     dilkit.integrations.torchscale,
     dilkit.integrations.transformers,

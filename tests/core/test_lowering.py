@@ -58,7 +58,8 @@ def runs(form: Runs, head: int, seq: int) -> Bools:
 
 def grid(form: Grid, head: int, seq: int) -> Bools:
     border = "cut" if isinstance(form, CutGrid) else "move"
-    return Pattern.of(Neighborhood(form.shape, form.kernel, form.dilation, border=border)).count(seq, 1)[0].numpy().astype(bool)
+    branch = Neighborhood(form.shape, form.kernel, form.dilation, stride=form.stride, causal=form.causal, border=border)
+    return Pattern.of(branch).count(seq, 1)[0].numpy().astype(bool)
 
 
 SHOWN: dict[type[Form], Callable[..., Bools]] = {

@@ -6,9 +6,7 @@ import dataclasses
 import pickle
 from dataclasses import asdict, replace
 
-import numpy as np
 import pytest
-import torch
 
 from dilkit import BlockSparse, DilatedSegment, Pattern, Problem
 from dilkit.pattern import WHOLE_SEQUENCE
@@ -28,24 +26,6 @@ def test_a_pattern_is_frozen() -> None:
             setattr(pattern, field.name, None)
         with pytest.raises(dataclasses.FrozenInstanceError):
             delattr(pattern, field.name)
-
-
-def test_equal_patterns_written_differently() -> None:
-    base = Pattern((4, 8), (1, 2), heads=[(0, 2), (1, 3)])
-    assert Pattern(iter([4, 8]), [1, 2], heads=(range(2), range(1, 3))) == base
-    assert Pattern([4, 8], [1, 2], heads=[None, None]) == Pattern([4, 8], [1, 2])
-
-
-@pytest.mark.parametrize("array", [np.array([4, 8]), np.array([4, 8], np.uint8), torch.tensor([4, 8]), list(np.int16([4, 8]))])
-def test_integers_of_numpy_and_torch_become_python_integers(array: object) -> None:
-    pattern = Pattern(array, array)
-    assert pattern == Pattern([4, 8], [4, 8])
-    assert {type(x) for x in pattern.segment_lengths + pattern.dilation_rates} == {int}
-
-
-@pytest.mark.parametrize("seq", [5, 8, 11])
-def test_a_segment_longer_than_the_sequence_is_the_sequence(seq: int) -> None:
-    assert torch.equal(Pattern([WHOLE_SEQUENCE], [3]).count(seq, 4), Pattern([seq], [3]).count(seq, 4))
 
 
 @pytest.mark.parametrize(

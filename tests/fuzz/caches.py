@@ -62,7 +62,9 @@ class Slots(ABC):
         bias = self.tensors.bias
         if bias is None or not bias.by_row:
             return bias
-        return replace(bias, coordinates=bias.coordinates.expand(len(self.tensors.query), -1, -1)[list(texts), :length])
+        whole = [bias.of_sequence(text, length) for text in texts]
+        names = ("coordinates", "neutral") if getattr(bias, "neutral", None) is not None else ("coordinates",)
+        return replace(bias, **{name: torch.stack([getattr(one, name) for one in whole]) for name in names})
 
 
 class _OnePace(Slots):

@@ -215,9 +215,7 @@ def clouds(draw: st.DrawFn) -> Data:
     small = st.integers(0, 2 ** min(max(bits or 8, 1), 7) - 1)
     coordinate = draw(st.sampled_from([small, small, numbers]))
     coords = draw(st.lists(st.lists(coordinate, min_size=ndim, max_size=ndim), max_size=30))
-    return dict(
-        coords=coords, bits=bits, curve=draw(st.sampled_from(["hilbert", "morton"])), dtype=dtype, threads=draw(st.integers(1, 3))
-    )
+    return dict(coords=coords, bits=bits, curve=draw(st.sampled_from(["hilbert", "morton"])), dtype=dtype)
 
 
 @st.composite

@@ -5,50 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from typing import Any
 
 import pytest
 import torch
 
 from dilkit import Pattern
-from dilkit.backends.triton.backend import TritonTiles
-from dilkit.backends.triton.launch import DeviceLauncher
-from dilkit.backends.triton.sizes import Sizes
+from dilkit.backends.triton.backend import TUNED_ROLES, TritonTiles
 from dilkit.device import device_named
 from dilkit.inputs import Inputs
 from dilkit.problem import Problem
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.console.text import error_line, in_seconds
 from dilkit.tools.measure.timing import time_interleaved
+from dilkit.tools.measure.triton_sizes import Chosen, candidates
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400, method="thread")]
 
 PATTERN = Pattern([2048, 4096, 8192, 16384, 32768], [1, 2, 4, 8, 16])
-TILES = {"forward": ((128, 8), (64, 4)), "dquery": ((128, 8), (64, 4), (64, 8)), "dkeyvalue": ((128, 8), (64, 4), (64, 8))}
-"""Rows and warps to try."""
-
-
-class Chosen(DeviceLauncher):
-    """Launches the kernel of `role` with `chosen` sizes."""
-
-    def __init__(self, role: str, chosen: Sizes) -> None:
-        super().__init__()
-        self.role, self.chosen = role, chosen
-
-    def sizes(self, role: str, problem: Problem, low: bool) -> Sizes:
-        return self.chosen if role == self.role else super().sizes(role, problem, low)
-
-
-def candidates(role: str, problem: Problem) -> list[Sizes]:
-    """Return the table's sizes, then others to try in their place."""
-    own = DeviceLauncher().sizes(role, problem, low=False)
-    others = [Sizes(rows, columns, warps, stages) for (rows, warps), columns, stages in product(TILES[role], (32, 64), (2, 3, 5))]
-    return [own, *(sizes for sizes in others if sizes != own)]
+MOST = 13
+"""Sizes of a kernel that a GPU day has time for."""
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("role", TILES)
+@pytest.mark.parametrize("role", TUNED_ROLES)
 def test_other_sizes_are_right(role: str, head_dim: int, device: str, rehearsal: bool, note: Callable[..., None]) -> None:
     sizes = dict(seq=2048 if rehearsal else 2**15, heads=8, head_dim=head_dim, dtype="bfloat16", requires_grad=role != "forward")
     problem = Problem(pattern=PATTERN, device=device_named(device), **sizes)
@@ -56,9 +36,9 @@ def test_other_sizes_are_right(role: str, head_dim: int, device: str, rehearsal:
         pytest.skip("; ".join(map(str, reasons)))
     inputs = Inputs(*(x.detach() for x in Tensors.random(replace(problem, requires_grad=False)).qkv))
     out, lse = TritonTiles().forward(inputs, problem)
-    own, calls = TritonTiles(), dict[str, Callable[[], Any]]()
-    right = (out, lse) if role == "forward" else own.backward(out, inputs, out, lse, problem)
-    for chosen in candidates(role, problem):
+    calls = dict[str, Callable[[], Any]]()
+    right = (out, lse) if role == "forward" else TritonTiles().backward(out, inputs, out, lse, problem)
+    for chosen in candidates(role, problem)[:MOST]:
         backend = TritonTiles(Chosen(role, chosen))
         forward = partial(backend.forward, inputs, problem)
         call = forward if role == "forward" else partial(backend.backward, out, inputs, out, lse, problem)

@@ -46,11 +46,9 @@ def sees(pattern: Pattern, branch: int, head: int, i: int, j: int, heads: Heads)
             return j <= i or (i < length and j < length)
         case Intervals(rows=rows):
             return any(start <= j < stop for start, stop in rows.array()[i].tolist())
-        case Neighborhood(shape=shape, kernel_size=kernel_size, dilation=dilation, border=border):
+        case Neighborhood(shape=shape):
             at, to = np.unravel_index(i, shape), np.unravel_index(j, shape)
-            if border == "cut":
-                return all(b in around(a, k, d) for a, b, k, d in zip(at, to, kernel_size, dilation, strict=True))
-            return all(b in nearest(a, *sizes) for a, b, *sizes in zip(at, to, shape, kernel_size, dilation, strict=True))
+            return all(b in window_of(given, axis, int(a)) for axis, (a, b) in enumerate(zip(at, to, strict=True)))
         case BlockSparse(layout=layout, block_size=size):
             first = (pattern.head_shard or (0, 0))[0] * (heads[0] // heads[1])
             matrix = layout.array()[0 if layout.heads == 1 else first + head].tolist()
@@ -64,9 +62,18 @@ def nearest(at: int, size: int, kernel_size: int, dilation: int) -> set[int]:
     return set(sorted(residue, key=lambda x: (abs(x - at), x))[:kernel_size])
 
 
-def around(at: int, kernel_size: int, dilation: int) -> range:
-    first = int(at) - kernel_size // 2 * dilation
-    return range(first, first + kernel_size * dilation, dilation)
+def window_of(branch: Neighborhood, axis: int, at: int) -> set[int]:
+    """Return the coordinates in the window of one; of a branch that cuts windows, those beyond the edges too."""
+    size, kernel, dilation = branch.shape[axis], branch.kernel_size[axis], branch.dilation[axis]
+    residue, number = range(at % dilation, size, dilation), branch.stride[axis]
+    group = next(some for some in (residue[first : first + number] for first in range(0, len(residue), number)) if at in some)
+    if branch.causal[axis]:
+        return {x for x in range(group[-1] - (kernel - 1) * dilation, at + 1, dilation) if x >= 0 or branch.border == "cut"}
+    middle = group[min(number // 2, len(group) - 1)]
+    if branch.border == "move":
+        return nearest(middle, size, kernel, dilation)
+    first = middle - kernel // 2 * dilation
+    return set(range(first, first + kernel * dilation, dilation))
 
 
 def brute_force(pattern: Pattern, seq: int, heads: Heads, is_causal: bool) -> np.ndarray:
@@ -100,7 +107,7 @@ def brute_force_edges(pattern: Pattern, seq: int, heads: Heads) -> np.ndarray:
         if isinstance(branch, Neighborhood) and branch.border == "cut":
             for head, i in np.ndindex(*found.shape):
                 at = np.unravel_index(i, branch.shape)
-                cells = product(*map(around, at, branch.kernel_size, branch.dilation)) if branch.serves(head) else ()
+                cells = product(*(window_of(branch, *axis) for axis in enumerate(map(int, at)))) if branch.serves(head) else ()
                 found[head, i] += sum(any(not 0 <= x < n for x, n in zip(cell, branch.shape, strict=True)) for cell in cells)
     return found
 

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from dilkit.comm import Comm, MPIComm, PlanMismatch, TorchComm
 from dilkit.comm.transports.mpi import requests
-from dilkit.comm.transports.mpi.library import cuda_aware, loaded_library
-from dilkit.comm.transports.mpi.requests import threads_may_call_mpi
+from dilkit.comm.transports.mpi.requests import cuda_aware, loaded_library, threads_may_call_mpi
 from dilkit.comm.transports.records import LONGEST_RECORD
 
 DTYPES = (

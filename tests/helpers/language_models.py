@@ -46,6 +46,7 @@ deepseek = partial(_of, "DeepseekV3", grouped=False, num_key_value_heads=4, v_he
 WINDOW = 6
 ALTERNATING = dict(sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"])
 CAPPED = dict(head_dim=8, attn_logit_softcapping=0.001, query_pre_attn_scalar=1)
+ENDS = dict.fromkeys(["bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"], 1)
 WINDOWED = dict(
     mistral=partial(_of, "Mistral", sliding_window=WINDOW),
     gemma2=partial(_of, "Gemma2", **CAPPED, **ALTERNATING),
@@ -54,6 +55,11 @@ WINDOWED = dict(
     gpt_oss=partial(gpt_oss, **ALTERNATING),
 )
 """Models with a window in all layers, or in the first of two."""
+TWO_SIDED = dict(
+    modernbert=partial(_of, "ModernBert", "Model", False, local_attention=2 * WINDOW, global_attn_every_n_layers=2, **ENDS),
+    embedding_gemma=partial(_of, "Gemma3Text", "TextModel", head_dim=8, use_bidirectional_attention=True, **ALTERNATING),
+)
+"""Encoders with windows on both sides of a token in one of two layers."""
 MODELS = dict(llama=llama, qwen2=qwen2, qwen3=qwen3, bert=bert, gpt_oss=gpt_oss, deepseek=deepseek)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
 from helpers.strategies import Heads, mixes_with_heads, patterns_with_heads
+from hypothesis import strategies as st
 from torch import Tensor
 
 from dilkit import Pattern
@@ -24,6 +26,8 @@ from dilkit.problem import Problem
 LONGNET = Pattern([64, 128, 256], [1, 2, 4])
 views_of_heads = (mixes_with_heads() | patterns_with_heads()).filter(lambda drawn: lower(drawn[0], 40, *drawn[1]).names <= FORMS)
 """Patterns that are strided views, with heads."""
+other_queries = st.none() | st.tuples(st.integers(1, 40), st.integers(-30, 40))
+"""How many queries there are, and the position of the first; or None."""
 
 
 def problem(device: str = "cpu", dtype: str = "float32", **options: Any) -> Problem:
@@ -38,12 +42,22 @@ def tensors(seq: int, heads: Heads, dtype: torch.dtype = torch.float64, batch: i
 
 
 def agrees_with_the_oracle(
-    backend: SDPA, pattern: Pattern, seq: int, heads: Heads, masked: bool = False, batch: int = 1, width: int = 8, **options: Any
+    backend: SDPA,
+    pattern: Pattern,
+    seq: int,
+    heads: Heads,
+    masked: bool = False,
+    batch: int = 1,
+    queries: tuple[int, int] | None = None,
+    **options: Any,
 ) -> bool:
-    """Compare results and gradients in fp64; return False where the backend refuses the call."""
-    q, k, v, dout = tensors(seq, heads, batch=batch, width=width)
+    """Compare results and gradients in fp64; return False where the backend refuses the call. `queries`: as `form_grids`."""
+    q, k, v, dout = tensors(seq, heads, batch=batch)
     mask = torch.rand(batch, seq) < 0.6 if masked else None
     posed = Problem.of(q, k, pattern, key_padding_mask=masked, requires_grad=True, **options)
+    if queries is not None:
+        q, dout = (torch.randn(batch, queries[0], heads[0], 8, dtype=q.dtype) for _ in range(2))
+        posed, options = replace(posed, queries=queries[0], query_offset=queries[1]), options | dict(query_offset=queries[1])
     if backend.refusals(posed):
         return False
     out, lse = backend.forward(Inputs(q, k, v, key_padding_mask=mask), posed)

@@ -87,6 +87,6 @@ def _sample(x: Tensor) -> Tensor:
 
 def _digest(case: Case) -> str:
     tensors, whole = make_tensors(case), hashlib.sha256()
-    for x in (*tensors.qkv, tensors.mask, tensors.dout, tensors.dlse, tensors.sink, tensors.block_layout):
+    for x in (*tensors.qkv, tensors.mask, tensors.dout, tensors.dlse, tensors.sink, *tensors.given.values()):
         whole.update(b"" if x is None else x.contiguous().flatten().view(torch.uint8).numpy())
     return whole.hexdigest()

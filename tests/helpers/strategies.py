@@ -124,12 +124,14 @@ def neighborhoods(draw: st.DrawFn, heads: int, tokens: int = 90) -> Pattern:
     for _ in range(draw(st.integers(1, 3))):
         shape.append(draw(st.integers(1, left)))
         left //= shape[-1]
-    sizes = [2 * draw(st.integers(0, min((size - 1) // 2, 5))) + 1 for size in shape]
+    sizes = [draw(st.integers(1, min(size, 11))) for size in shape]
+    shared = [draw(st.one_of(st.just(1), st.integers(1, width))) for width in sizes]
+    causal = [draw(st.booleans()) for _ in shape]
     steps = [draw(st.integers(1, min(size // width, 4))) for size, width in zip(shape, sizes, strict=True)]
     served, border = draw(st.sampled_from([None, (0, 1), (0, heads)])), draw(st.sampled_from(["move", "cut"]))
     if border == "cut":  # which may reach beyond a grid
         steps = [step * draw(st.integers(1, 3)) for step in steps]
-    branch = Neighborhood(shape, sizes, steps, heads=served, border=border)
+    branch = Neighborhood(shape, sizes, steps, served, stride=shared, causal=causal, border=border)
     return Pattern.of(branch, *draw(st.sampled_from([(), (SlidingWindow(3),), (branch,)])))
 
 

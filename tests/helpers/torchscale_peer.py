@@ -93,10 +93,10 @@ def unavailable(peer: str) -> str:
     """Why `peer` cannot be had here; empty where it can."""
     if peer == "published":
         return ""
-    variable, _ = CHECKOUTS[peer]
+    variable = f"DILKIT_{peer.upper()}"
     if not os.environ.get(variable):
         return f"{variable} names no checkout of {peer}: make peers DIR=<checkout>"
-    return "" if importlib.util.find_spec("einops") else "einops, which torchscale imports, is not installed (dilkit[peers])"
+    return "" if importlib.util.find_spec("einops") else f"einops, which {peer} imports, is not installed (dilkit[peers])"
 
 
 PEERS = [peer for peer in ("published", *CHECKOUTS) if not unavailable(peer)]

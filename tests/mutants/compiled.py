@@ -69,6 +69,13 @@ MUTANTS = (
         "tests/backends/native/test_chunks.py tests/backends/native/test_kinds.py::test_random_mixes",
     ),
     Mutant(
+        "a key is seen by the first of the cells that share a window, not by all",
+        "backends/native/kernels/grid.h",
+        "(quotient(most, axis->per_shared) + 1) * shared - 1",
+        "quotient(most, axis->per_shared) * shared",
+        "tests/backends/test_conformance.py tests/backends/native/test_kinds.py",
+    ),
+    Mutant(
         "what was summed up before is not scaled to the new maximum",
         "backends/native/kernels/online_softmax.h",
         "ratio * N(load_vector)(running_sum + r) + sum",
@@ -143,7 +150,7 @@ MUTANTS = (
         "backends/native/kernels/branches.h",
         "task->after = -beyond;",
         "task->after = 1 - beyond;",
-        "tests/backends/native/test_kinds.py::test_pairs_of_several_bands_count_once",
+        "tests/backends/native/test_kinds.py::test_bands_whose_rows_fall_into_classes",
     ),
     Mutant(
         "a tile of rows reaches over the end of a segment",

@@ -15,11 +15,10 @@ from dilkit import environment, files
 from dilkit.comm.collectives import gather_values
 from dilkit.comm.transports.base import Comm
 from dilkit.integrations.gigapath import SlideEncoder, load_slide_encoder
-from dilkit.integrations.gigapath.checkpoint import config_of, is_pooling_open, needed_tile_encoder, read_checkpoint
+from dilkit.integrations.gigapath.checkpoint import config_of, is_pooling_open, local_file, needed_tile_encoder, read_checkpoint
+from dilkit.integrations.gigapath.cohort.listing import CohortJob, ModelRecord, ReadSettings, sha256_of
 from dilkit.integrations.gigapath.cohort.run import Plan, embed_share, finish, plan_cohort
-from dilkit.integrations.gigapath.cohort.settings import CohortJob, ModelRecord, ReadSettings, sha256_of
 from dilkit.integrations.gigapath.config import known_as
-from dilkit.integrations.gigapath.hub import local_file
 from dilkit.tools.console.text import print_json, table
 
 MEAN, CLASS_TOKEN = "mean of tiles", "class token"
@@ -77,7 +76,7 @@ def encode(
     notes = [*notes, *(f"{path} is no file of features, and is not read" for path in unread)]
     notes += [f"{record.file}: {text}" for record in slides for text in record.warnings]
     for note in (*notes, *(one.reason for one in refused)):
-        print(f"dilkit encode-slide: {note}", file=sys.stderr)
+        print(f"dilkit {args.named}: {note}", file=sys.stderr)
     return 1 if refused else 0
 
 

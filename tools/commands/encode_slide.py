@@ -25,6 +25,7 @@ code is 1. Slides are divided over the processes of torchrun or mpirun."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
+    parser.set_defaults(named="encode-slide")
     add("features", nargs="+", type=Path, metavar="FEATURES", help="files of tile features, or folders of them")
     checkpoint = "the weights, such as slide_encoder.pth, or hf_hub:prov-gigapath/prov-gigapath"
     add("--checkpoint", type=Path, required=True, metavar="FILE", help=checkpoint)

@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dilkit.integrations.gigapath.finetuning.record import Finetuning, Interval, Judgement
-from dilkit.integrations.gigapath.finetuning.settings import Settings
+from dilkit.integrations.gigapath.finetuning.record import Finetuning, Interval, Judgement, Settings
 from dilkit.tools.commands.encode_slide import add_encoder_arguments
 from dilkit.tools.console.arguments import make_folder, number, whole
 from dilkit.tools.console.interrupt import load_torch
@@ -75,11 +74,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     load_torch()
     from dilkit.device import probe
-    from dilkit.integrations.gigapath.checkpoint import needed_tile_encoder, read_checkpoint
+    from dilkit.integrations.gigapath.checkpoint import local_file, needed_tile_encoder, read_checkpoint
     from dilkit.integrations.gigapath.features import check_apart
     from dilkit.integrations.gigapath.finetuning import finetune, look_through, read_labels, split_examples
     from dilkit.integrations.gigapath.finetuning.model import check_tile_encoder, config_for, first_encoder
-    from dilkit.integrations.gigapath.hub import local_file
     from dilkit.tools.report.files import publish
     from dilkit.tools.results.file import new_result
 

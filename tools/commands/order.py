@@ -96,9 +96,9 @@ def _table(length: int, curves: Curves, chosen: str) -> Table:
     first, rows = curves[chosen], []
     for curve, one in curves.items():
         near = (x for part in (one.aligned, one.shifted) for x in (f"{part.near_48:.3f}", f"{part.diameter:.1f}"))
-        kept = ("none" if one.mean is None else f"{one.mean:.2f}" for one in one.kept[:MOST_RATES])
+        distances = ("none" if one.mean is None else f"{one.mean:.2f}" for one in one.kept[:MOST_RATES])
         blocks = () if one.active_blocks is None else (f"{one.active_blocks:.2f}",)
-        rows.append((f"{'>' if curve == chosen else ' '} {one.name}", *near, *kept, *blocks))
+        rows.append((f"{'>' if curve == chosen else ' '} {one.name}", *near, *distances, *blocks))
     sampled = [one for one in curves.values() if one.segments_measured < one.segments or one.blocks_measured < one.blocks]
     notes = [f"{one.name}: {one.segments_measured:,} segments and {one.blocks_measured:,} blocks are drawn" for one in sampled]
     rates, counted = (f"r={one.rate}" for one in first.kept[:MOST_RATES]), ("blocks",) if first.window else ()

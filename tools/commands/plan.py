@@ -14,9 +14,8 @@ from dilkit.comm import Rows, exchange_plan, shard_cuts
 from dilkit.comm.plan.exchange_plan import KEEPS, SCHEDULES
 from dilkit.comm.plan.explain import branch_facts, explanation
 from dilkit.comm.plan.forecast import Forecast, Numbers, Speed, baselines
-from dilkit.comm.simulation.peers import peers
-from dilkit.comm.simulation.simulation import Stragglers, simulate
-from dilkit.comm.simulation.topology import Topology
+from dilkit.comm.simulation.delivery import Topology
+from dilkit.comm.simulation.simulation import Stragglers, peers, simulate
 from dilkit.pattern import Pattern
 from dilkit.problem import DTYPE_BYTES, Problem
 from dilkit.selector import explain

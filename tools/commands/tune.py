@@ -6,16 +6,16 @@ import argparse
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dilkit import environment
 from dilkit.device import Device, device_named
 from dilkit.environment import BACKEND, backend_names
 from dilkit.problem import Problem
 from dilkit.selection import tuned, tuned_file
-from dilkit.selection.tuned_file import TunedEntry, TunedSetup, TunedShape
+from dilkit.selection.tuned_file import TunedEntry, TunedKernel, TunedSetup, TunedShape
 from dilkit.tools.commands.bench import SEQS
 from dilkit.tools.commands.facts import devices
 from dilkit.tools.console import arguments
@@ -26,6 +26,11 @@ from dilkit.tools.results.decode import decode
 from dilkit.tools.results.file import read_json, read_result, write_text
 from dilkit.tools.results.rows import Row, RowsResult
 
+if TYPE_CHECKING:
+    from dilkit.tools.measure.case import CaseRunner
+
+Measured = tuple[dict[str, Any], TunedShape | TunedKernel, dict[str, Row]]
+"""What was measured, for people; the key of the file; what came of each backend, or of each size of a kernel."""
 HELP = """\
 measure which backend is the fastest here, for the automatic choice to go by
 
@@ -33,12 +38,16 @@ Every backend that can compute the problem is checked against fp64 arithmetic, t
 order by median time goes into the file of DILKIT_TUNED. The automatic choice follows it for problems of the same dtype, head_dim,
 causality, pattern, mask or none, and length to the nearest power of two, on the same device with the same torch and dilkit; not
 for packed sequences, caches or dropout. Another run adds to the file. Ctrl-C keeps what was measured so far. Exit code 1 when a
-backend was wrong or failed, or none could be measured."""
+backend was wrong or failed, or none could be measured.
+
+On a GPU other sizes of Triton's kernels are measured first, at the longest length. Those that are right and the fastest go into
+the file too, and hold for their dtype and head_dim, without a bias."""
 
 INSTEAD = ("show", "take")
 PASSES = {"forward": (False,), "training": (True,), "both": (False, True)}
 REPEATS = 7
 BUDGET = 5.0
+SIZES = 8
 MIN_TIME = 0.02
 """Seconds that a sample lasts at least."""
 
@@ -55,6 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--repeats", type=whole(1), default=REPEATS, metavar="N", help="samples of each (default %(default)s)")
     budget = "seconds a call may take before its backend is left out (default %(default)g)"
     add("--budget", type=arguments.positive, default=BUDGET, metavar="S", help=budget)
+    sizes = "other sizes of each of Triton's kernels to try; 0: none (default %(default)s)"
+    add("--sizes", type=whole(0), default=SIZES, metavar="N", help=sizes)
     instead = parser.add_argument_group("in place of measuring").add_mutually_exclusive_group()
     instead.add_argument("--show", action="store_true", help="show what was measured before")
     take = "take the sweep of `dilkit bench --suite preferences` out of its suite.json"
@@ -95,24 +106,25 @@ def _tune(args: Namespace, path: Path) -> int:
     setup, overridden = tuned.setup_of(device), backend_names()
     outcomes: list[dict[str, Any]] = []
     interrupted = False
+    kernels: list[dict[str, Any]] = []
     try:
-        for problem, entries in _measured(args, problems):
+        for what, shape, entries in chain(_kernels(args, problems), _measured(args, problems)):
             order = sorted(((name, one.median_s) for name, one in entries.items() if one.samples), key=lambda pair: pair[1])
             left_out = [dict(backend=n, verdict=e.verdict, reasons=e.reasons) for n, e in entries.items() if not e.samples]
             measured = [dict(backend=name, seconds=seconds) for name, seconds in order]
-            facts = dict(problem=str(problem), seq=problem.seq, requires_grad=problem.requires_grad)
-            outcomes.append(facts | dict(order=measured, left_out=left_out))
+            (kernels if "role" in what else outcomes).append(what | dict(order=measured, left_out=left_out))
             if order:
-                _keep(path, [TunedEntry(setup, tuned.shape_of(problem), tuple(order))])
+                _keep(path, [TunedEntry(setup, shape, tuple(order))])
     except KeyboardInterrupt:
         interrupted = True
-    lines = [f"on {setup}", "", *(line for one in outcomes for line in _lines(one))]
+    lines = [f"on {setup}", "", *(line for one in (*kernels, *outcomes) for line in _lines(one))]
     lines += ["interrupted; what was measured before is kept"] * interrupted
     if overridden:
         lines.append(f"{BACKEND.name}={','.join(overridden)} is set, and wins over what was measured")
     any_order = any(one["order"] for one in outcomes)
     lines.append(f"the automatic choice goes by {path}" if any_order else "no backend was measured; the file is as it was")
-    report = dict(file=str(path), setup=str(setup), overridden=overridden, problems=outcomes, interrupted=interrupted)
+    report = dict(file=str(path), setup=str(setup), overridden=overridden, interrupted=interrupted)
+    report |= dict(problems=outcomes, kernels=kernels)
     _print(args, report, lines)
     if interrupted:
         return INTERRUPTED
@@ -126,19 +138,43 @@ def _lines(one: Mapping[str, Any]) -> list[str]:
     return [*wrapped("", one["problem"]), *table(rows), ""]
 
 
-def _measured(args: Namespace, problems: list[Problem]) -> Iterator[tuple[Problem, dict[str, Row]]]:
+def _measured(args: Namespace, problems: list[Problem]) -> Iterator[Measured]:
     from tqdm import tqdm
 
+    runners = [_runner(args, args.backend) for _ in ("forward", "training")]
+    with tqdm(problems, unit="problem", file=sys.stderr, disable=None) as bar:
+        for problem in bar:
+            bar.set_description(f"{'training' if problem.requires_grad else 'forward'}, {problem.seq:,} tokens")
+            what = dict(problem=str(problem), seq=problem.seq, requires_grad=problem.requires_grad)
+            yield what, tuned.shape_of(problem), runners[problem.requires_grad].run(problem)["entries"]
+
+
+def _kernels(args: Namespace, problems: list[Problem]) -> Iterator[Measured]:
+    """Measure other sizes of Triton's kernels for the longest problem of each pass; yield no role where there is no GPU."""
+    from dilkit.backends.triton.backend import TUNED_ROLES, compiler
+    from dilkit.tools.measure import triton_sizes
+    from dilkit.tools.measure.implementation import backend_implementations
+
+    if not args.sizes or "triton" not in (args.backend or ("triton",)):
+        return
+    for problem in problems[-len(PASSES[args.passes]) :]:
+        if reasons := backend_implementations(["triton"])[0].refusals(problem):
+            what = dict(problem="other sizes of Triton's kernels", role="")
+            yield what, tuned.shape_of(problem), dict(triton=Row(verdict="refused", reasons=tuple(reasons)))
+            return
+        for role in TUNED_ROLES[1:] if problem.requires_grad else TUNED_ROLES[:1]:
+            with triton_sizes.registered(role, problem, args.sizes) as sizes:
+                entries = _runner(args, [*sizes]).run(problem)["entries"]
+            kernel = TunedKernel(compiler(), role, problem.dtype, problem.head_dim)
+            what = dict(problem=f"{kernel}, {problem.seq:,} tokens", role=role)
+            yield what, kernel, {sizes[name]: entry for name, entry in entries.items()}
+
+
+def _runner(args: Namespace, names: Sequence[str] | None) -> CaseRunner:
     from dilkit.tools.measure.case import CaseRunner
     from dilkit.tools.measure.implementation import backend_implementations
 
-    implementations = backend_implementations(args.backend)
-    runners = [CaseRunner(implementations, args.repeats, MIN_TIME, args.budget, matmul_dtype="") for _ in ("forward", "training")]
-    with tqdm(problems, unit="problem", file=sys.stderr, disable=None) as bar:
-        for problem in bar:
-            runner = runners[problem.requires_grad]
-            bar.set_description(f"{'training' if problem.requires_grad else 'forward'}, {problem.seq:,} tokens")
-            yield problem, runner.run(problem)["entries"]
+    return CaseRunner(backend_implementations(names), args.repeats, MIN_TIME, args.budget, matmul_dtype="")
 
 
 def _keep(path: Path, new: Sequence[TunedEntry]) -> None:
@@ -187,9 +223,10 @@ def _show(args: Namespace, path: Path) -> int:
 
 
 def _row(entry: TunedEntry) -> tuple[str, str]:
-    shape = entry.shape
+    shape, times = entry.shape, ", ".join(f"{name} {in_seconds(taken)}" for name, taken in entry.seconds)
+    if isinstance(shape, TunedKernel):
+        return str(shape), times
     flags = dict(causal=shape.is_causal, training=shape.requires_grad, masked=shape.key_padding_mask, packed=shape.varlen)
     flags |= dict(cached=shape.kv_cache, dropout=shape.dropout)
     features = "".join(f", {name}" for name, value in flags.items() if value)
-    times = ", ".join(f"{name} {in_seconds(taken)}" for name, taken in entry.seconds)
     return f"{shape.seq:,} tokens, {shape.branches}, {shape.dtype} x {shape.head_dim}{features}", times

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import importlib
 import math
 import re
@@ -14,14 +13,12 @@ from typing import Any
 
 from dilkit.device import Device, cuda_count, probe
 from dilkit.files import read_bytes, why_not
-from dilkit.pattern import KINDS, Pattern, broken_kinds
-from dilkit.pattern.presets import Presets
+from dilkit.pattern import Pattern
+from dilkit.pattern.calls import PRESETS, pattern_of_text
 from dilkit.problem import DTYPES, Problem
 from dilkit.registry import list_backends
 from dilkit.tools.console.text import nearest
 
-PRESETS = tuple(name for name, value in vars(Presets).items() if isinstance(value, classmethod) and name != "of")
-"""The names of `Pattern.mistral` and the others."""
 DENSE = "dense"
 PICTURES = (".png", ".svg", ".pdf")
 """The endings of files that pictures can be written to."""
@@ -75,49 +72,14 @@ def written_pattern(text: str) -> Pattern:
     Pattern.of(SlidingWindow(512), GlobalTokens(4))
     """
     try:
-        if text.rstrip().endswith(")") and not Path(text).exists():
-            return _called(text)
-        return Pattern.from_json(text if text.lstrip().startswith("{") else read_bytes(Path(text)).decode())
+        if text.lstrip().startswith("{") or (text.rstrip().endswith(")") and not Path(text).exists()):
+            return pattern_of_text(text)
+        return Pattern.from_json(read_bytes(Path(text)).decode())
     except OSError as error:
         why = f"is no JSON object and no call, such as longformer(512, 16), and as a file it {why_not(error)}"
         raise argparse.ArgumentTypeError(f"{text!r} {why}") from None
     except (ValueError, TypeError) as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _called(text: str) -> Pattern:
-    """Return the pattern of `Pattern(...)`, `Pattern.of(...)`, a preset, or branches with commas between them.
-
-    Raises ValueError for any other text: nothing but these calls is performed.
-    """
-    try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError as error:
-        raise ValueError(f"{text!r} is no call of Python: {error.msg}") from None
-    values = [_value(node) for node in (tree.elts if isinstance(tree, ast.Tuple) else [tree])]
-    return values[0] if len(values) == 1 and isinstance(values[0], Pattern) else Pattern.of(*values)
-
-
-def _value(node: ast.expr) -> Any:
-    if not isinstance(node, ast.Call):
-        try:
-            return ast.literal_eval(node)
-        except ValueError:
-            raise ValueError(f"{ast.unparse(node)!r} is no number, no text and no list of these") from None
-    if any(named.arg is None for named in node.keywords):
-        raise ValueError(f"{ast.unparse(node)}: ** is not known; write the arguments one by one")
-    name = ast.unparse(node.func).removeprefix("Pattern.")
-    broken = () if name in _makers() else broken_kinds().values()  # which loads the kinds that packages announce
-    if name not in (makers := _makers()):
-        why = "".join(f"; {reason}" for reason in broken)
-        raise ValueError(f"{name!r} makes no pattern; known are {', '.join(makers)}{nearest(name, makers)}{why}")
-    return makers[name](*map(_value, node.args), **{str(named.arg): _value(named.value) for named in node.keywords})
-
-
-def _makers() -> dict[str, Callable[..., Any]]:
-    presets = {name: getattr(Pattern, name) for name in (*PRESETS, "of", "dense", "head_split")}
-    kinds = {cls.__name__: cls for cls in reversed(KINDS.values())}
-    return presets | kinds | presets | {"Pattern": Pattern, "range": range}
 
 
 def add_call_arguments(parser: argparse.ArgumentParser, dim: int = 64, dtype: str = "float32", train: bool = True) -> None:

@@ -176,6 +176,5 @@ REPORT = Report(
     plots=(PlotView("Held-out loss", "held out", "tokens", stored("loss"), AXES, "lines"),),
     method="The loss is the mean squared error of the hidden pixels, in units of the picture's variance, on a strip down its "
     "middle, of which nothing was trained on. For one seed both models start from the same weights, and in each step see the "
-    "same crops with the same patches hidden. The attention alone is given the order, `DilatedAttention(pattern, "
-    "order=dilkit.order((rows, columns)))`; all else stays row-major.",
+    "same crops with the same patches hidden. The attention alone is given the order.",
 )

@@ -79,17 +79,14 @@ def made_tables(result: RowsResult) -> Iterable[Table]:
 
 
 def loss_plots(result: RowsResult) -> Iterable[Plot]:
-    """Yield the losses of all trainings, two to the right of the one that they go on from, and of those two, closer."""
+    """Yield the losses of all trainings, two to the right of the one that they go on from."""
     start, series = 0, []
     for name, row in rows_by_name(result, "training").items():
         points = [plain(point["tokens"] + start, point["loss"]) for point in judgements(result, name)]
         series.append(Series(name, tuple(points)))
         start = start or row.values["tokens"]
-    bytes_read = Axis("bytes of training", "number", log=False)
-    from_zero, closer = (Axis("held-out bits per byte", "number", log=log) for log in (False, True))
-    first, after = series[:1], tuple(series[1:])
-    yield Plot("A Llama goes on with dilated attention", "lines", (*after, *first), (bytes_read, from_zero))
-    yield Plot("From there on, closer", "lines", after, (bytes_read, closer))
+    axes = Axis("bytes of training", "number", log=False), Axis("held-out bits per byte", "number", log=False)
+    yield Plot("A Llama goes on with dilated attention", "lines", (*series[1:], *series[:1]), axes)
 
 
 REPORT = Report(

@@ -10,14 +10,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
-
 from dilkit import Pattern, Problem, explain
 from dilkit.testing.memory import MeasureError, peak_memory
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.demo.corpus import load_text
 from dilkit.tools.demo.trainer import LOSS, SAMPLES, Run, Trainer, clock, judgements, rows_by_name, run_table
-from dilkit.tools.demo.transformer import ByteTransformer, ModelConfig, TextTask, save_model, seeded_model
+from dilkit.tools.demo.transformer import ModelConfig, TextTask, save_model, seeded_model
 from dilkit.tools.measure.implementation import backend_implementations
 from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.report import views
@@ -29,11 +27,11 @@ TITLE = "dilkit demo"
 JUDGEMENTS, SHORT_SHARE = 8, 0.75
 LONGEST = 1.0
 """Seconds of a call beyond which no longer sequence is measured."""
-DILATED, DENSE, CACHED, AGAIN = "dilated", "dense", "with caches", "every row again"
+DILATED, DENSE = "dilated", "dense"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, then measure attention and generation; 0, or 130 when interrupted: the report holds all until then."""
+    """Train, then measure attention; 0, or 130 when interrupted: the report holds all until then."""
     if (file := args.out / "model.pt").is_dir():
         raise ValueError(f"--out: {str(file)!r} is a folder, and the model is to be written there; name another --out")
     corpus, config = load_text(args.text, args.context), ModelConfig(args.context)
@@ -53,14 +51,10 @@ def run(args: argparse.Namespace) -> int:
                 command = f'dilkit demo --checkpoint {shlex.quote(str(file))} --sample "def "'
                 print(f"the model is in {file}; to continue a text with it: {command}", file=sys.stderr)
         demo.facts["stage"] = "measuring"
-        for measure, lengths in (
-            (partial(time_attention, problems, demo.facts), [args.context * 2**i // 4 for i in range(5)]),
-            (partial(time_generation, model), [args.context * 4**i // 16 for i in range(4)]),
-        ):
-            for tokens in lengths:
-                demo.rows += measure(tokens)
-                if demo.rows[-1].median_s > LONGEST:
-                    break
+        for tokens in (args.context * 2**i // 4 for i in range(5)):
+            demo.rows += time_attention(problems, demo.facts, tokens)
+            if demo.rows[-1].median_s > LONGEST:
+                break
     return demo.code
 
 
@@ -77,27 +71,6 @@ def time_attention(problems: dict[str, Problem], backends: dict[str, Any], token
             memory = None
             print(f"memory is not measured: {error}", file=sys.stderr)
         yield Row(table="lengths", case=dict(tokens=tokens), who=kind, samples=timed.samples, values=dict(peak_bytes=memory))
-
-
-@torch.no_grad()
-def time_generation(model: ByteTransformer, tokens: int) -> Iterator[Row]:
-    """Time the last of so many bytes, where segments are nearly full and caches hold the most."""
-    caches, steps = model.caches(), min(16, tokens // 2)
-    text, first = torch.randint(256, (1, tokens)), tokens - steps - 1  # caches cannot go back from a segment's end
-    model(text[:, :first], caches)
-
-    def cached() -> None:
-        for i in range(first, first + steps):
-            model(text[:, i : i + 1], caches)
-
-    def go_back() -> None:
-        for cache in caches:
-            cache.crop(first)
-
-    samples = time_interleaved({CACHED: cached, AGAIN: lambda: model(text)}, repeats=SAMPLES, before=go_back)
-    for who, calls in ((CACHED, steps), (AGAIN, 1)):
-        seconds = tuple(sample / calls for sample in samples[who].samples)
-        yield Row(table="generation", case=dict(tokens=tokens), who=who, samples=seconds)
 
 
 def outcome(result: RowsResult) -> str:
@@ -121,16 +94,9 @@ LENGTHS = (
     *views.speed_up_columns(DILATED),
     *(of(kind, PEAK, f"{kind} memory") for kind in (DILATED, DENSE)),
 )
-RATE = views.Column("bytes/s", lambda row, case: f"{1 / row.median_s:,.1f}")
-GENERATION = (
-    fact("tokens", "after", "{:,}"),
-    *(column for who in (CACHED, AGAIN) for column in (of(who, views.TIME), of(who, RATE, "bytes/s"))),
-    *views.speed_up_columns(CACHED),
-)
 TABLES = (
     TableView("Training", "held out", TRAINING, timed=False),
     TableView("Dilated against dense attention", "lengths", LENGTHS, who=(DENSE,)),
-    TableView("Generation", "generation", GENERATION, who=(AGAIN,)),
 )
 LEARNING = Axis("seconds of training", "number", log=False), Axis("held-out bits per byte", "number", log=False)
 PLOTS = (
@@ -158,6 +124,5 @@ REPORT = Report(
     method="Held-out bits per byte are the mean over {windows} windows of {context:,} bytes of files that were never trained on. "
     "Attention alone is measured forward and backward: 1 sequence, {heads} heads x {head_dim}, causal, {dtype}; dilated is the "
     "model's pattern, computed by {dilated}, dense is every earlier token, computed by {dense}. Time is the median of at most 5 "
-    "calls taken in turns, memory the peak beyond what was held before the call. Generation is the whole model's time for one "
-    "byte more, after a text of about that length: with a cache in each layer, or by computing every row of the text again.",
+    "calls taken in turns, memory the peak beyond what was held before the call.",
 )

@@ -176,10 +176,6 @@ def _flex_refusals(problem: Problem) -> tuple[str, ...]:
     return tuple(reason for reason, holds in reasons.items() if holds)
 
 
-def _flex(inputs: Tensors, problem: Problem) -> Tensor:
-    return _compiled(problem, inputs.query.device)(*(x.transpose(1, 2) for x in inputs.qkv)).transpose(1, 2)
-
-
 _IMPLEMENTATIONS = (
     Implementation(
         "gather",
@@ -196,7 +192,12 @@ _IMPLEMENTATIONS = (
         quadratic=True,
         computes="the attention of every token to every token",
     ),
-    Implementation("flex", "torch's FlexAttention, compiled: the count as mask_mod and score_mod", _flex, _flex_refusals),
+    Implementation(
+        "flex",
+        "torch's FlexAttention, compiled: the count as mask_mod and score_mod",
+        lambda inputs, problem: _compiled(problem, inputs.query.device)(*(x.transpose(1, 2) for x in inputs.qkv)).transpose(1, 2),
+        _flex_refusals,
+    ),
 )
 BASELINES = {one.name: one for one in _IMPLEMENTATIONS}
 """What `dilkit bench --baseline` measures beside backends, by name."""

@@ -1,8 +1,4 @@
-"""Measures a case: checks every implementation, times those that are right in turns, then measures their memory.
-
-`compare` is for implementations of a problem, which are checked against fp64 arithmetic; `agreeing` and `side_by_side` for
-any other calls, which are compared with each other. `CaseRunner` compares over several lengths.
-"""
+"""Measures a case: checks every implementation, times those that are right in turns, then measures their memory."""
 
 from __future__ import annotations
 

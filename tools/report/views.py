@@ -1,12 +1,4 @@
-"""Tables and plots of a suite as data: which rows, what stands in the columns, what is drawn.
-
-REPORT = Report(
-    place="{device_name}, {thread_count} threads",
-    tables=(TableView("Windows", "windows", (fact("what"), WHO, TIME, over("dilkit"))),),
-    plots=(PlotView("Time of a window", "windows", "{what}"),),
-    method="Medians of samples taken in turns.",
-)
-"""
+"""Tables and plots of a suite as data: which rows, what stands in the columns, what is drawn."""
 
 from __future__ import annotations
 
@@ -171,7 +163,6 @@ class PlotView:
     kind: Literal["lines", "points", "bars"] = "bars"
     series: str = "{who}"
     mark: float | None = None
-    dashed: tuple[str, ...] = ()
     where: Mapping[str, Any] = field(default_factory=dict)
     who: tuple[str, ...] = ()
 
@@ -185,8 +176,7 @@ class PlotView:
                 points.setdefault(self.series.format(**facts), []).append(replace(point, x=x))
         drawn = []
         for title, points in titled.items():
-            series = tuple(replace(one, dashed=one.name in self.dashed) for one in series_of(points))
-            drawn.append(Plot(title, self.kind, series, self.axes, self.mark))
+            drawn.append(Plot(title, self.kind, series_of(points), self.axes, self.mark))
         return drawn
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from dilkit.comm import Rows, exchange_plan, shard_cuts
 from dilkit.comm.plan.forecast import Forecast, Speed
-from dilkit.comm.simulation.peers import peers
-from dilkit.comm.simulation.simulation import Stragglers, simulate
-from dilkit.comm.simulation.topology import Topology
+from dilkit.comm.simulation.delivery import Topology
+from dilkit.comm.simulation.simulation import Stragglers, peers, simulate
 from dilkit.pattern import Pattern
 from dilkit.tools.console.text import in_bytes, in_seconds
 from dilkit.tools.report.document import Axis, Plot, Point

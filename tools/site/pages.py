@@ -27,9 +27,8 @@ from dilkit.tools.results.file import write_text
 from dilkit.tools.site import backends, families, figures, many_ranks, pattern_gallery
 
 BLOCK = re.compile(r"^(<!-- generated: (\S+) -->\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
-PICTURED = dict(lengths=2, ring=2, orders=2, seeds=1, serving=2, patterns=2, scores=2, slides=2)
-PICTURED |= {"demo-llama": 2, "demo-ranks": 1}
-"""Results that a page shows a picture of, and the number of plots in each."""
+PICTURED = ("lengths", "ring", "orders", "serving", "patterns", "scores", "slides", "demo-llama", "demo-ranks")
+"""Results that a page shows a picture of: their first two plots."""
 SUITES = ("cpu", "hosts", "orders", "patterns", "ring", "scores", "seeds", "serving", "slides")
 """Suites whose reports are pages."""
 COMMANDS = {
@@ -47,9 +46,9 @@ def main() -> int:
         print(f"written: {path}")
         write_text(path, text)
     images.mkdir(parents=True, exist_ok=True)
-    for name, most in PICTURED.items():
+    for name in PICTURED:
         if (result := root / "docs" / "results" / f"{name}.json").exists():
-            write_png(registry.document_of(result).plots[:most], images / f"{name}.png")
+            write_png(registry.document_of(result).plots[:2], images / f"{name}.png")
     for name, command in COMMANDS.items():
         if code := cli.main([*command.split(), str(images / name)]):
             return code

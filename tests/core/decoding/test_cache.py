@@ -240,17 +240,3 @@ def test_rows_after_the_last_document_are_refused() -> None:
     with pytest.raises(PatternError, match="seq=8: Documents is for 7 tokens at most"):
         paged.attend(*(x[0, 7:8] for x in whole), [0], [1])
     assert alone.seen == paged.seen(0) == 7
-
-
-@pytest.mark.parametrize(("steps", "longest"), [(1_100, 512), pytest.param(100_000, 4096, marks=pytest.mark.slow)])
-def test_bytes_are_flat_and_rows_exact_at_every_length(steps: int, longest: int) -> None:
-    pattern, kept = Pattern([64, longest // 8, longest], [1, 4, 16]), 64 + longest // 32 + longest // 16
-    query, key, value = (torch.randn(1, steps, heads, 8) for heads in (4, 2, 2))
-    cache, found, sizes = DilatedCache(pattern, 2), [], []
-    for i in range(steps):
-        found.append(cache.attend(*(x[:, i : i + 1] for x in (query, key, value))))
-        sizes.append(cache.nbytes)
-    exact = dilated_attention(*(x.double() for x in (query, key, value)), pattern, is_causal=True)
-    torch.testing.assert_close(torch.cat(found, 1).double(), exact, atol=1e-5, rtol=1e-5)
-    assert sizes == [*sizes[:longest] * 25][:steps]
-    assert max(sizes) < cache.allocated_nbytes == 2 * 2 * kept * 8 * 4

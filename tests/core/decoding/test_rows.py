@@ -201,14 +201,6 @@ def test_memory_does_not_grow_with_the_sequence(branch: Branch, most: int) -> No
     assert set(sizes[40:]) == {ROW * most}
 
 
-def test_a_long_prompt_leaves_as_much_as_steps_do_and_a_chunk_a_few_rows_more() -> None:
-    cache, rows = DilatedCache(Pattern.of(SlidingWindow(8), GlobalTokens(2, "read")), 3), tensors(3, seq=400)
-    decoded(cache, rows, [100, 101, 102])
-    assert cache.allocated_nbytes == ROW * 3 * (8 + 2)
-    decoded(cache, rows, [400])
-    assert cache.allocated_nbytes == ROW * 3 * (7 + 64 + 2)
-
-
 def test_strides_and_blocks_keep_all_rows_a_whole_sequence_one_in_r_and_a_step_of_a_stride_reads_its_own() -> None:
     for branch in (Strided(7), BlockSparse.local_global(10, 6)):
         cache = DilatedCache(Pattern.of(branch), 3)

@@ -119,8 +119,15 @@ def test_every_argument_tells_patterns_apart() -> None:
         *(Strided(4), Strided(5), Strided(4, heads=(0, 1))),
         *(GlobalTokens(4), GlobalTokens([4]), GlobalTokens(4, "read"), GlobalTokens(4, heads=(0, 1))),
         *(Neighborhood(9, 3), Neighborhood(9, 5), Neighborhood(9, 3, 2), Neighborhood(9, 3, border="cut")),
+        *(
+            Neighborhood(9, 4),
+            Neighborhood(9, 3, stride=2),
+            Neighborhood(9, 3, causal=True),
+            Neighborhood((9, 1), (3, 1), causal=(False, True)),
+        ),
         *(Neighborhood((9, 1), (3, 1)), Neighborhood(9, 3, heads=(0, 1)), BlockSparse(LAYOUT, 4), BlockSparse(LAYOUT, 5)),
         *(BlockSparse(LAYOUT[::-1], 4), BlockSparse([LAYOUT, LAYOUT], 4), BlockSparse(LAYOUT, 4, heads=(0, 1))),
+        *(BlockSparse(None, 4), Intervals(None, most=1), Intervals(None, most=2), Intervals(None, most=1, heads=(0, 1))),
     ]
     base = Pattern([4, 8], [1, 2])
     fields = dict(offset="block", overlap="once", heads=[(0, 1), None], head_shard=(1, 4), tail="zeros")
@@ -194,6 +201,7 @@ CUT = [
     Neighborhood((4, 6), (3, 7), border="cut"),
     Neighborhood((3, 4), (3, 5), (2, 9), border="cut"),
     Neighborhood((3, 4, 5), (3, 1, 5), (1, 1, 2), heads=(1, 2), border="cut"),
+    Neighborhood((6, 7), (4, 5), (1, 2), stride=(3, 2), causal=(False, True), border="cut"),
 ]
 
 

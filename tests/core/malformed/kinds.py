@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 from core.malformed.case import MASK, Case, Q, attend, made
 
 from dilkit import (
@@ -18,17 +17,11 @@ from dilkit import (
     PatternError,
     SlidingWindow,
     Strided,
-    attention_rows,
-    dilated_attention,
-    dilated_attention_with_kvcache,
-    order,
-    ordered_dilated_attention,
 )
 from dilkit.comm import PlanMismatch, exchange_plan, ring_dilated_attention, run_threads
 from dilkit.decoding.stores import kept_count
 from dilkit.pattern import BlockLayout
 from dilkit.selector import NoBackendError
-from dilkit.sparse import top_k_blocks
 
 WINDOW, GRID = Pattern.of(SlidingWindow(3)), Pattern.of(Neighborhood((2, 4), (1, 3)))
 HEADS_3 = Pattern.of(BlockSparse(np.ones((3, 2, 2), bool), 4))
@@ -66,44 +59,6 @@ def of_layout(**fields: Any) -> Callable[[], Any]:
     return written("block_sparse", **dict(layout="gA==", layout_heads=1, blocks=1, block_size=4) | fields)
 
 
-GIVEN, ALL, OWN = Pattern.of(BlockSparse(None, 2)), torch.ones(1, 1, 3, 3).bool(), torch.arange(3).view(1, 1, 3, 1)
-PAIR, STEP, SIX = Q[:, :, :2], (Q[:, :1], Q.clone(), Q.clone()), torch.full((2,), 6, dtype=torch.int32)
-
-
-def laid(layout: Any, pattern: Pattern = GIVEN, **options: Any) -> Callable[[], Any]:
-    return attend(key=PAIR, value=PAIR, pattern=pattern, block_layout=layout, **options)
-
-
-def mapped() -> Any:
-    return torch.vmap(lambda q: dilated_attention(q, PAIR, PAIR, GIVEN, block_layout=ALL))(Q[None])
-
-
-BLOCKS = {
-    "missing": Case(laid(None), ValueError, "block_layout is missing"),
-    "not asked for": Case(laid(ALL, Pattern.dense()), ValueError, "no branch for it", "BlockSparse(None"),
-    "a list": Case(laid([[True]]), TypeError, "block_layout is a list"),
-    "floats": Case(laid(ALL.float()), TypeError, "float32; torch.bool, True = seen"),
-    "another batch": Case(laid(ALL.expand(3, -1, -1, -1)), ValueError, "(3, 1, 3, 3); (2 or 1, 4 or 1, 3, 3)"),
-    "numbers by query head": Case(laid(OWN.expand(-1, 4, -1, -1)), ValueError, "(1, 4, 3, 1); (2 or 1, 2 or 1, 3, k)"),
-    "more columns": Case(laid(ALL.repeat(1, 1, 1, 2)), ValueError, "(1, 1, 3, 6)"),
-    "out of range": Case(laid(OWN + 1), ValueError, "numbers from 1 to 3; those of blocks, 0 to 2, or -1"),
-    "below -1": Case(laid(OWN - 2), ValueError, "numbers from -2 to 0"),
-    "twice": Case(laid(torch.tensor([0, 2, 0]).expand(1, 1, 3, -1)), ValueError, "a block twice"),
-    "after its query": Case(laid(OWN.flip(2), is_causal=True), ValueError, "a block after its query block"),
-    "elsewhere": Case(laid(ALL.to("meta")), ValueError, "block_layout is on meta but query on cpu"),
-    "sparse": Case(laid(ALL.to_sparse()), TypeError, "plain tensor"),
-    "a step": Case(made(dilated_attention_with_kvcache, *STEP, GIVEN, cache_seqlens=SIX), ValueError, "block_layout is missing"),
-    "along an order": Case(made(ordered_dilated_attention, Q, Q, Q, GIVEN, order((6,))), ValueError, "missing"),
-    "weights": Case(made(attention_rows, Q, Q, GIVEN, [0]), ValueError, "no layout of its own"),
-    "over ranks": Case(over_ranks(*GIVEN.branches), ValueError, "block_layout"),
-    "mapped": Case(mapped, RuntimeError, "vmap"),
-    "a count": Case(made(GIVEN.count, 6, 4), PatternError, "BlockSparse(None, 2) has no layout of its own", "block_layout="),
-    "two that are given": Case(of(*GIVEN.branches * 2), PatternError, "two without a layout of their own"),
-    "a choice of none": Case(made(top_k_blocks, Q, Q, 2, k=0), ValueError, "at least 1"),
-    "a choice of blocks of nothing": Case(made(top_k_blocks, Q, Q, 0, k=1), ValueError, "at least 1"),
-    "a choice among fewer keys": Case(made(top_k_blocks, Q, Q[:, :5], 2, k=1), ValueError, "key"),
-}
-
 KINDS = {
     "dilateformer": Case(made(Pattern.dilateformer, (8, 8), heads=4), PatternError, "no equal groups", "dilations=(1, 2, 3)"),
     "an odd window of longformer": Case(made(Pattern.longformer, 7, 1), PatternError, "window=7 is not even"),
@@ -140,7 +95,10 @@ KINDS = {
     "JSON of a huge layout": Case(of_layout(blocks=99999), PatternError, "99999", "at most"),
     "a grid of four dimensions": Case(made(Neighborhood, (4, 4, 4, 4), 1), PatternError, "4 dimensions", "1 to 3"),
     "a grid of a text": Case(made(Neighborhood, "4x4", 3), TypeError, "shape='4x4'", "integer"),
-    "an even neighborhood": Case(made(Neighborhood, (8, 8), (3, 4)), PatternError, "kernel_size=(3, 4)", "even", "odd"),
+    "a stride beyond the neighborhood": Case(
+        made(Neighborhood, 8, 3, stride=4), PatternError, "stride=(4,)", "(3,)", "at most 3"
+    ),
+    "causality of a number": Case(made(Neighborhood, (8, 8), 3, causal=(True, 1)), TypeError, "causal[1]=1", "True or False"),
     "one dimension too many": Case(made(Neighborhood, (8, 8), (3, 3, 3)), PatternError, "kernel_size", "2 are needed"),
     "a dilation beyond the grid": Case(made(Neighborhood, 8, 3, 3), PatternError, "dilation=(3,)", "9", "at most 8"),
     "a border of no kind": Case(made(Neighborhood, 8, 3, border="zeros"), PatternError, "border='zeros'", "'move', 'cut'"),

@@ -11,11 +11,27 @@ import numpy as np
 import torch
 from core.malformed.case import Case, P, Q, made
 
-from dilkit import comm, order
-from dilkit.comm import ExchangePlan, Fault, RingDilatedAttention, Rows, exchange_plan, run_threads, shard_cuts
+from dilkit import Pattern, comm, order
+from dilkit.comm import (
+    ExchangePlan,
+    Fault,
+    PackedPlan,
+    RingDilatedAttention,
+    Rows,
+    exchange_plan,
+    packed_cuts,
+    run_threads,
+    shard_cuts,
+    share_sequences,
+)
+from dilkit.comm.simulation.delivery import Topology
+from dilkit.comm.simulation.simulation import Stragglers
 
 ONES, SHARED = [torch.ones(2)], torch.ones(1).expand(3)
 ONE = P, (0, 4), 4, 4
+ONCE = Pattern([2, 8], [1, 2], overlap="once")
+CUTS, GROW = [(), (0,), (0, 0), (1, 4), (0, 5, 3), (0, 4, 4, 8), (0, 0, 2, 2, 3)], "must start at 0 and grow"
+STARTS = [(0, 5), (1, 20), (0, 30, 20), ()]
 
 
 def on_rank(name: str, *args: Any, **options: Any) -> Callable[[], Any]:
@@ -25,6 +41,18 @@ def on_rank(name: str, *args: Any, **options: Any) -> Callable[[], Any]:
 
 def plan(*args: Any, **options: Any) -> Callable[[], Any]:
     return made(ExchangePlan, *args, **options)
+
+
+def routed(pattern: Any = P, **options: Any) -> Callable[[], Any]:
+    return made(exchange_plan, pattern, (0, 4, 8), 4, **options)
+
+
+def packed(**options: Any) -> Callable[[], Any]:
+    return made(PackedPlan, **dict(pattern=P, cuts=(0, 10, 20), starts=(0, 10, 20), heads=4, kv_heads=2) | options)
+
+
+def shared(lengths: Any = (5, 5), ranks: Any = 2, pattern: Any = P, **heads: Any) -> Callable[[], Any]:
+    return made(share_sequences if heads else packed_cuts, lengths, ranks, pattern, **heads)
 
 
 def asked(method: str, *args: Any, **options: Any) -> Callable[[], Any]:
@@ -71,7 +99,34 @@ PLANS = {
     "rows of no width": Case(lambda: Rows(0, "float32"), ValueError, "head_dim=0", "at least 1"),
     "rows of no batch": Case(lambda: Rows(8, "float32", 0), ValueError, "batch=0", "at least 1"),
     "rows of a mask": Case(lambda: Rows(8, "float32", 1, "yes"), TypeError, "key_padding_mask='yes'", "True or False"),
+    **{f"cuts {cuts}": Case(made(exchange_plan, P, cuts, 1), ValueError, "cuts=", GROW) for cuts in CUTS},
+    "partial results apart": Case(
+        routed(schedule="gather", fuse_branches=False), ValueError, "schedule='gather' sums", "'scatter'"
+    ),
+    "partial results, once": Case(routed(ONCE, schedule="ring"), ValueError, "schedule='ring' sums", "use schedule='scatter'"),
+    "fusion of a text": Case(routed(fuse_branches="no"), TypeError, "fuse_branches='no' is a str"),
+    "no kv heads": Case(routed(kv_heads=0), ValueError, "kv_heads=0 must"),
+    "heads that are not there": Case(routed(Pattern([4], [1], heads=[(0, 6)])), ValueError, "reaches past the 4 heads"),
+    **{f"starts {x}": Case(packed(starts=x), ValueError, f"starts={x}", "must grow from 0 to the 20 rows") for x in STARTS},
+    "packed, cuts that decrease": Case(packed(cuts=(0, 30, 20)), ValueError, "cuts=(0, 30, 20)", GROW),
+    "packed, kv heads": Case(packed(kv_heads=3), ValueError, "kv_heads=3 must divide heads=4"),
+    "packed, a schedule": Case(packed(schedule="fastest"), ValueError, "schedule='fastest' is not known"),
+    "packed, once": Case(packed(schedule="ring", pattern=ONCE), ValueError, "schedule='ring' sums up what each branch finds"),
+    "packed, sequences of no rank": Case(lambda: packed()().whole(2), ValueError, "rank=2 is no rank of this plan"),
+    "bandwidth of 0": Case(made(Topology, 0.0), ValueError, "bandwidth=0.0 must be above 0"),
+    "hosts of nothing": Case(made(Topology, 1.0, ranks_per_host=0), ValueError, "ranks_per_host"),
+    "uplinks too fast": Case(made(Topology, 1.0, oversubscription=0.5), ValueError, "oversubscription=0.5 must be at least 1"),
+    "too many stragglers": Case(made(Stragglers(5).slower, 4), ValueError, "5 of 4 ranks"),
+    "stragglers too fast": Case(made(Stragglers(1, 0.5).slower, 4), ValueError, "slowdown=0.5 must be at least 1"),
 }
+for name, of in (("cuts", {}), ("shares", dict(heads=4))):
+    PLANS |= {
+        f"{name} of lengths of a text": Case(shared("55", **of), TypeError, "lengths='55' is a str"),
+        f"{name} of a length below 0": Case(shared([5, -1], **of), ValueError, "lengths[1]=-1 must be at least 0"),
+        f"{name} of half a token": Case(shared([5, 2.0], **of), TypeError, "lengths[1]=2.0 is a float"),
+        f"{name} over no ranks": Case(shared(ranks=0, **of), ValueError, "world_size=0 must be at least 1"),
+        f"{name} of a list": Case(shared(pattern=[8], **of), TypeError, "a dilkit.Pattern is needed"),
+    }
 
 SHARDS = {
     "of a list": Case(on_rank("shard", [1, 2]), TypeError, "x is a list", "torch.Tensor"),

@@ -12,7 +12,7 @@ from core.malformed.case import ROWS, Case, P, Q, attend, made
 from helpers.calls import encode_call
 
 import dilkit
-from dilkit import Alibi, CoordinateAlibi, DilatedAttention, DilatedCache, GridTable, RelativeTable, alibi_slopes
+from dilkit import Alibi, CoordinateAlibi, CoordinateTable, DilatedAttention, DilatedCache, GridTable, RelativeTable, alibi_slopes
 from dilkit.bias.form import BiasForm
 from dilkit.op.kvcache import last_rows_op
 from dilkit.op.operators import backward_op, forward_op
@@ -70,6 +70,11 @@ VALUES = {
     "coordinates with a gradient": Case(made(CoordinateAlibi, SLOPES, LEARNED), ValueError, "coordinates", "detach"),
     "nested coordinates": Case(made(CoordinateAlibi, SLOPES, NESTED), TypeError, "coordinates", "jagged", "plain"),
     "an unknown metric": Case(made(CoordinateAlibi, SLOPES, PLACES, "cosine"), ValueError, "metric='cosine'", "'euclidean'"),
+    "neutral rows as numbers": Case(made(CoordinateAlibi, SLOPES, PLACES, neutral=PLACES[..., 0]), TypeError, "neutral", "bool"),
+    "neutral rows of a list": Case(made(CoordinateAlibi, SLOPES, [[1.0]], neutral=PLACES > 0), TypeError, "coordinates=", "list"),
+    "neutral rows of others": Case(made(CoordinateAlibi, SLOPES, PLACES, neutral=PLACES > 0), ValueError, "neutral", "(2, 6)"),
+    "cells of floats": Case(made(CoordinateTable, torch.zeros(4, 3, 3), PLACES), TypeError, "coordinates", "float32", "integer"),
+    "cells of a line": Case(made(CoordinateTable, torch.zeros(4, 3), PLACES.long()), ValueError, "(2, 6, 2)", "(seq, 1)"),
     "a grid table of even size": Case(made(GridTable, torch.zeros(4, 3, 4), (2, 3)), ValueError, "table", "(4, 3, 4)", "odd"),
     "other dilation": Case(made(GridTable, torch.zeros(4, 3, 3), (2, 3), (1,)), ValueError, "dilation=(1,)", "shape=(2, 3)"),
     "a dilation of 0": Case(made(GridTable, torch.zeros(4, 3), (6,), 0), ValueError, "dilation=0", "at least 1"),
@@ -102,6 +107,7 @@ OPERATORS = {
     "last rows with other positions": Case(at_last_rows(_PLACED, _WEIGHTS, PLACES[:, :1].contiguous()), ValueError, "(2, 1, 2)"),
     "a softcap below 0": Case(at_operator(None, softcap=-1.0), ValueError, "softcap"),
     "a form of 4 dimensions": Case(made(BiasForm, dims=4, placed=True), ValueError, "dims=4", "1 to 3"),
+    "a neutral form of a table": Case(made(BiasForm, sizes=(3,), placed=True, neutral=True), ValueError, "neutral=True"),
     "a form of an unknown metric": Case(made(BiasForm, metric="cosine"), ValueError, "metric='cosine'", "euclidean"),
     "a form of other dimensions": Case(made(BiasForm, dims=2, sizes=(3,), placed=True), ValueError, "sizes=(3,)", "dims=2"),
     "a text of other flags": Case(made(BiasForm.decode, "1//l1/"), ValueError, "bias", "'1//l1/'"),

@@ -8,7 +8,8 @@ from core.malformed.attention import CALLS, EXTRAS, MODULES
 from core.malformed.case import Case
 from core.malformed.commands import COMMANDS
 from core.malformed.forms import FORMS
-from core.malformed.kinds import BLOCKS, KINDS
+from core.malformed.given import BLOCKS, INTERVALS
+from core.malformed.kinds import KINDS
 from core.malformed.orders import CODES, CURVES, LOCALITY, ORDERS, POINTS
 from core.malformed.patterns import BACKENDS, FACTS, PATTERNS
 from core.malformed.ranks import FAULTS, PLANS, RANKS, SHARDS
@@ -31,6 +32,7 @@ TABLES = dict(
     curves=CURVES,
     locality=LOCALITY,
     blocks=BLOCKS,
+    intervals=INTERVALS,
     backend=BACKENDS,
     plan=PLANS,
     shards=SHARDS,

@@ -120,8 +120,6 @@ def test_queries_beyond_the_keys_see_what_a_kind_without_forms_shows() -> None:
 
 
 INTERVALS = Pattern.of(Intervals([[0]] * 10, [[3]] * 10))
-NEAR = Pattern.of(Near(2))
-GIVEN = Pattern.of(BlockSparse(None, 25))
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a fraction": (dict(query_offset=1.5), "query_offset=1.5 is a float"),
     "far away": (dict(query_offset=10**30), "farther from the keys"),

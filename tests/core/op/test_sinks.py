@@ -9,8 +9,7 @@ import pytest
 import torch
 from helpers.calls import TORCH_WARNS, close, differentiated, encode_call, random_leaves
 from helpers.fakes import registered
-from helpers.strategies import Heads, patterns_with_heads
-from hypothesis import given, settings, strategies as st
+from helpers.strategies import Heads
 from torch import Tensor
 
 from dilkit import DilatedAttention, MultiheadDilatedAttention, Pattern, dilated_attention, order, ordered_dilated_attention
@@ -29,32 +28,6 @@ def tensors(seq: int = SEQ, heads: Heads = (HEADS, 3), seed: int = 0, dtype: tor
 
 def call(attend: Any, *arguments: Any, **options: Any) -> Any:
     return lambda q, k, v, sink: attend(q, k, v, *arguments, sink=sink, **options)
-
-
-@settings(max_examples=25, deadline=None)
-@given(patterns_with_heads(), st.integers(1, 40), st.booleans(), st.booleans(), st.integers(0, 99))
-def test_any_pattern_agrees_with_one_more_key(
-    drawn: tuple[Pattern, Heads], seq: int, is_causal: bool, masked: bool, seed: int
-) -> None:
-    pattern, heads = drawn
-    mask = torch.rand(2, seq, generator=torch.Generator().manual_seed(seed)) < 0.4 if masked else None
-    options = dict(is_causal=is_causal, key_padding_mask=mask)
-    found = differentiated(call(dilated_attention, pattern, return_lse=True, **options), tensors(seq, heads, seed))
-    close(found, differentiated(call(oracle_attention, pattern, **options), tensors(seq, heads, seed)))
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03), (torch.float16, 0.005)])
-def test_half_types_with_sinks_in_fp32(dtype: torch.dtype, tolerance: float) -> None:
-    *qkv, sink = tensors(dtype=torch.float32)
-    inputs = [*(x.detach().to(dtype).requires_grad_() for x in qkv), sink]
-    found = differentiated(call(dilated_attention, PATTERN, return_lse=True), inputs, "out")
-    exact = [x.detach().double().requires_grad_() for x in inputs]
-    draw = torch.randn(exact[0].shape, generator=torch.Generator().manual_seed(7), dtype=dtype).double()
-    out, lse = oracle_attention(*exact[:3], PATTERN, sink=exact[3])
-    want = [out, lse, *torch.autograd.grad((out * draw).sum(), exact)]
-    assert found[-1].dtype == torch.float32
-    for got, right in zip(found, want, strict=True):
-        assert (got.double() - right).abs().max() <= tolerance * max(1.0, right.abs().max())
 
 
 class WithoutGradients(Reference):
@@ -136,15 +109,6 @@ def test_opcheck_and_compiled() -> None:
     attend = call(dilated_attention, PATTERN, return_lse=True)
     compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
     close(differentiated(compiled, [*qkv, sink]), differentiated(attend, [*qkv, sink]), 1e-6)
-
-
-def test_autocast_leaves_the_sink_alone() -> None:
-    inputs = tensors(dtype=torch.float32)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = dilated_attention(*inputs[:3], PATTERN, sink=inputs[3])
-    assert out.dtype == torch.bfloat16
-    (grad,) = torch.autograd.grad(out.float().sum(), inputs[3])
-    assert grad.dtype == torch.float32
 
 
 @pytest.mark.parametrize("mapped", [False, True])

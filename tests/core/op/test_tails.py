@@ -56,15 +56,6 @@ def test_rows_that_see_no_token_and_rows_that_see_no_padding(backend: str) -> No
     assert all(grad.isfinite().all() and not grad[0].any() for grad in grads)
 
 
-def test_whole_segments_and_causal_calls_are_as_with_an_exact_tail() -> None:
-    pattern = Pattern([8, 16], [1, 4], tail="zeros")
-    whole = tensors(48)
-    assert torch.equal(dilated_attention(*whole, pattern), dilated_attention(*whole, replace(pattern, tail="exact")))
-    inputs = tensors()
-    causal = [dilated_attention(*inputs, x, is_causal=True) for x in (TAIL, replace(TAIL, tail="exact"))]
-    assert torch.equal(*causal)
-
-
 def test_bad_tails_are_refused() -> None:
     with pytest.raises(PatternError, match="tail='padded' is not known; choose from 'exact', 'zeros'"):
         Pattern([8], [2], tail="padded")

@@ -99,12 +99,6 @@ def test_vmap_over_the_last_dimension_says_what_it_needs() -> None:
         torch.func.vmap(lambda y: attend(y, y, y), in_dims=-1)(x)
 
 
-def test_gradients_in_batches() -> None:
-    inputs = tensors(1, 4, 2, 2, 2, dtype=torch.float64)
-    one_by_one = torch.autograd.functional.jacobian(attend, inputs)
-    torch.testing.assert_close(torch.autograd.functional.jacobian(attend, inputs, vectorize=True), one_by_one)
-
-
 @TORCH_WARNS
 @pytest.mark.parametrize("transform", ["grad", "jacrev", "jacfwd", "hessian"])
 def test_transforms_of_torch_func_are_refused(transform: str) -> None:

@@ -129,6 +129,8 @@ def test_a_key_says_where_tensors_are() -> None:
     """A tensor in a tuple, and one that is missing, are others than one in the place of the next."""
     placed = [(X, X, X, X, None), (X, X, X, None, X), (X, X, X, (X,), None), (X, X, X, (None, X)), (X, X, X, (X, None))]
     assert len({call_key(inputs) for inputs in placed}) == len(placed)
+    assert call_key((X, X, X[..., :3])) is None  # which is filled up before
+    assert call_key((X[..., :3], X, X)) is not None
 
 
 @pytest.mark.parametrize("at", range(3))

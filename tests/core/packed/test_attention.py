@@ -11,17 +11,14 @@ import torch
 from helpers.calls import differentiated, encode_call, random_leaves, starts_of
 from helpers.fakes import Fake, registered
 from helpers.pairwise import every_pair
-from helpers.strategies import Heads, patterns_with_heads
-from hypothesis import assume, given, settings, strategies as st
+from helpers.strategies import Heads
 from torch import Tensor
 
-import dilkit
 from dilkit import GlobalTokens, Pattern, Problem, SlidingWindow, Strided, dilated_attention, dilated_attention_varlen
 from dilkit.backends.native.backend import _instruction_sets
 from dilkit.inputs import Inputs
 from dilkit.op.operators import forward_op
 from dilkit.op.sequences import assert_lengths, longest
-from dilkit.oracle import oracle_attention_varlen
 from dilkit.threads import torch_threads
 
 PATTERN = Pattern([8, 16, 64], [1, 2, 4])
@@ -44,25 +41,6 @@ def one_by_one(lengths: list[int], pattern: Pattern, **options: Any) -> Any:
 
 def packed(lengths: Any, pattern: Pattern, **options: Any) -> Any:
     return lambda *qkv: dilated_attention_varlen(*qkv, pattern, starts_of(lengths), return_lse=True, **options)
-
-
-@settings(max_examples=20, deadline=None)
-@given(patterns_with_heads(), st.lists(st.integers(0, 40), min_size=1, max_size=12), st.booleans(), st.sampled_from(ABLE))
-def test_any_packing_agrees_with_the_oracle(
-    drawn: tuple[Pattern, Heads], lengths: list[int], is_causal: bool, backend: str
-) -> None:
-    pattern, heads = drawn
-    assume(backend != "sdpa" or pattern.overlap == "count")
-
-    def oracle(*qkv):
-        whole = (x[None] for x in qkv)
-        out, lse = oracle_attention_varlen(*whole, pattern, lengths, is_causal=is_causal)
-        return out[0], lse[0]
-
-    inputs = tensors(sum(lengths), heads)
-    found = differentiated(packed(lengths, pattern, is_causal=is_causal, backend=backend), inputs)
-    for got, right in zip(found, differentiated(oracle, inputs), strict=True):
-        torch.testing.assert_close(got, right, rtol=1e-9, atol=1e-9)
 
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -136,15 +114,6 @@ def test_what_a_call_is_prepared_for_is_no_more_than_a_window_over_the_longest_s
     prepared = longest(starts_of([1, most]), None, torch.empty(1, 1, 1, 1).expand(1, most + 1, 1, 1), None)
     assert most <= prepared < 2 * most
     assert prepared == most or prepared <= 2**23
-
-
-def test_packings_share_what_was_prepared() -> None:
-    inputs = [x.detach() for x in tensors(400)]
-    for length in range(150, 250):
-        dilated_attention_varlen(*inputs, PATTERN, starts_of([length, 400 - length]), backend="native")
-        if length == 150:
-            before = dilkit.plan.cache_info().entries
-    assert dilkit.plan.cache_info().entries == before
 
 
 @pytest.mark.parametrize("most", [15, 20, 2**31, 2**70])

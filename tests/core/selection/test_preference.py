@@ -59,36 +59,6 @@ def why(posed: Problem, cupy: bool = True) -> str:
     return str(traced(posed, cupy).why)
 
 
-def test_a_cpu_runs_the_c_kernel() -> None:
-    assert [picked(problem("cpu", dtype)) for dtype in DTYPES] == ["native"] * 4
-    assert "as measured in docs/results" in why(problem("cpu", "float32"))
-
-
-@pytest.mark.parametrize("device", GPUS)
-def test_float32_runs_torch_where_that_has_tensor_cores_for_it(device: str) -> None:
-    older = Device.assume(device).capability < (8, 0)
-    slow_tf32 = device in ("sm_86", "sm_89", "sm_120")
-    for training, head_dim in product((False, True), (64, 128)):
-        posed = problem(device, "float32", requires_grad=training, head_dim=head_dim)
-        ours = older or slow_tf32 or (not training and head_dim == 64)
-        assert (picked(posed), picked(posed, cupy=False)) == ("cupy_raw" if ours else "sdpa", "sdpa")
-        assert ("gradients summed in registers" in why(posed)) == (older and training)
-    assert picked(problem(device, "float64")) == "reference"
-
-
-OLD, VOLTA, CUDNN = ("cupy_raw",) * 5, ("sdpa", "cupy_raw", "sdpa", "sdpa", "sdpa"), ("sdpa",) * 4 + ("cupy_raw",)
-FLASH2 = "cupy_raw", "cupy_raw", "cupy_raw", "sdpa", "cupy_raw"
-HALVES = dict.fromkeys(["sm_52", "sm_60", "sm_61", "sm_75"], OLD) | {"sm_70": VOLTA}
-HALVES |= dict.fromkeys(["sm_80", "sm_86", "sm_89", "sm_120"], FLASH2) | dict.fromkeys(["sm_90", "sm_100"], CUDNN)
-
-
-@pytest.mark.parametrize("device", HALVES)
-def test_who_runs_halves_on_which_gpu(device: str) -> None:
-    others = [dict(head_dim=128), dict(pattern=ONE), dict(key_padding_mask=True)]
-    asked = (problem(device), problem(device, "bfloat16"), *(problem(device, **options) for options in others))
-    assert tuple(map(picked, asked)) == HALVES[device]
-
-
 @pytest.mark.parametrize("device", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_small_problems_of_many_branches_are_launched_once(device: str, dtype: str) -> None:
@@ -158,7 +128,7 @@ def test_keys_whose_common_step_is_beyond_int64_are_counted(strides: tuple[int, 
 
 
 def test_on_an_h200_the_table_picks_the_fastest_backend() -> None:
-    """On its stored sweep, but for two problems at most."""
+    """On its stored sweep, or one that takes 1.05 times as long at most."""
     path = Path(__file__).parents[3] / "docs/results/gpu-day-h200-preferences.json"
     times: dict[str, dict[str, float]] = {}
     for row in json.loads(path.read_text())["rows"]:
@@ -174,21 +144,7 @@ def test_on_an_h200_the_table_picks_the_fastest_backend() -> None:
         first = next(name for name in table_preference(posed) if name in measured)
         slower += [text] * (measured[first] > 1.05 * min(measured.values()))
     assert len(times) == 89
-    assert len(slower) <= 2, slower
-
-
-WINDOWS = {"sm_61": ("cupy_raw",) * 2, "sm_75": ("cupy_raw",) * 2, "gfx942": ("sdpa",) * 2}
-WINDOWS |= dict.fromkeys(["sm_80", "sm_90", "sm_100"], ("sdpa",) * 2)
-WINDOWS |= dict.fromkeys(["sm_86", "sm_89", "sm_120"], ("cupy_raw", "sdpa"))
-
-
-@pytest.mark.parametrize("device", WINDOWS)
-@pytest.mark.parametrize("training", [False, True])
-def test_who_runs_windows_with_global_tokens(device: str, training: bool) -> None:
-    pattern = Pattern.longformer(512, global_tokens=64)
-    asked = [problem(device, dtype, pattern=pattern, requires_grad=training) for dtype in ("float32", "bfloat16")]
-    assert tuple(map(picked, asked)) == WINDOWS[device]
-    assert ON_H200 not in why(asked[1]), "no window was timed there"
+    assert not slower
 
 
 def test_each_row_has_a_reason_and_a_basis() -> None:
@@ -201,26 +157,6 @@ def test_branches_of_different_heads_share_no_keys() -> None:
     split = problem("sm_80", pattern=Pattern.head_split([2048, 4096], [1, 2], 8), **small)
     assert picked(split) == "sdpa"
     assert picked(problem("sm_80", pattern=Pattern([2048, 4096], [1, 2], heads=[(0, 5), (4, 8)]), **small)) == "cupy_raw"
-
-
-@pytest.mark.parametrize(
-    ("device", "reason"),
-    [
-        ("sm_52", "there is no float16 arithmetic on this GPU"),
-        ("sm_60", "also sum in float16"),
-        ("sm_61", "float32 arithmetic: the float16 units of this GPU run at 1/64 of the float32 rate"),
-        ("sm_70", "tensor cores of 7.0"),
-        ("sm_75", "no flash attention below 8.0"),
-        ("sm_80", "FlashAttention 2, scores it in each branch"),
-        ("sm_90", "cuDNN and flash attention"),
-    ],
-)
-def test_the_trace_says_why_the_picked_one_came_first(device: str, reason: str) -> None:
-    posed = problem(device)
-    basis = ON_H200 if device in ("sm_80", "sm_90") else COUNTED if device == "sm_75" else BY_DESIGN
-    assert why(posed).startswith(f"first {basis}: ")
-    assert reason in why(posed)
-    assert "no GPU below 8.0 has bfloat16 units" in why(problem("sm_75", "bfloat16"))
 
 
 @pytest.mark.parametrize("device", GPUS)
@@ -309,10 +245,3 @@ def test_measured_orders_come_first_and_the_table_orders_the_rest() -> None:
     assert (decided.picked, decided.why) == ("numba_cuda", "measured by `dilkit tune`: numba_cuda 2 ms, sdpa 3.1 ms")
     assert "not among those measured by `dilkit tune`" in wanted["cupy_raw"]
     assert measured_first((), table_preference(posed)) == table_preference(posed)
-
-
-def test_those_asked_for_are_picked_for_that_reason() -> None:
-    posed = problem("sm_61", "float32")
-    decided = trace(posed, family(), ("numba_cuda",), table_preference(posed))
-    assert (decided.picked, decided.why) == ("numba_cuda", "asked for")
-    assert trace(posed, {}, ()).why is None

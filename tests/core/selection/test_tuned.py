@@ -13,7 +13,6 @@ import pytest
 import torch
 from helpers.calls import Recorder
 from helpers.fakes import Fake, registered
-from helpers.strategies import patterns_with_heads
 from hypothesis import given, strategies as st
 
 import dilkit
@@ -21,7 +20,7 @@ from dilkit import Device, Pattern, Problem
 from dilkit.environment import TUNED, tuned_file
 from dilkit.problem import DTYPES
 from dilkit.selection import tuned
-from dilkit.selection.tuned_file import TunedEntry, TunedError, TunedSetup, TunedShape, load, to_text
+from dilkit.selection.tuned_file import TunedEntry, TunedError, TunedKernel, TunedSetup, TunedShape, load, to_text
 from dilkit.selector import explain, select
 
 PROBLEM = Problem(pattern=Pattern([16, 32], [1, 2]), seq=64, heads=4, head_dim=8)
@@ -95,14 +94,6 @@ def test_the_operator_goes_by_it(file: Path) -> None:
         assert len(used) == 1
 
 
-def test_one_that_refuses_is_passed_over(file: Path) -> None:
-    once = replace(PROBLEM, pattern=Pattern([16, 32], [1, 2], overlap="once"))
-    write(file, entry(once, sdpa=0.1, reference=0.2))
-    decided = explain(once)
-    assert decided.picked == "reference"
-    assert "sdpa" in [d.name for d in decided.decisions if d.verdict == "refused"]
-
-
 def test_backends_that_are_gone_and_those_unmeasured_do_no_harm(file: Path) -> None:
     write(file, entry(gone=0.1, reference=0.2))
     assert select(PROBLEM).name == "reference"
@@ -147,7 +138,8 @@ def test_segments_longer_than_the_sequence_are_the_sequence() -> None:
     assert {tuned.shape_of(replace(PROBLEM, pattern=p)).branches for p in patterns} == {"64/1"}
 
 
-GOOD = json.loads(to_text([entry()]))
+KERNEL = TunedKernel("triton 3.6.0", "forward", "bfloat16", 64)
+GOOD = json.loads(to_text([entry(), TunedEntry(HERE, KERNEL, (("64 x 32, 4 warps, 5 stages", 0.1),))]))
 
 
 def spoiled(*path: Any, value: Any = None) -> Any:
@@ -179,6 +171,9 @@ BAD = [
     (spoiled(*FIRST, "shape", "is_causal", value=0), "is_causal=0 is a int"),
     (spoiled(*FIRST, "shape", "branches", value=""), "branches='' is no text"),
     (spoiled(*FIRST, "shape", "seq", value=63), "seq=63 is not a power of two"),
+    (spoiled("kernels", value={}), "kernels is no list"),
+    (spoiled("kernels", 0, "shape", value=GOOD["entries"][0]["shape"]), "entry 1: shape is no object of backend, dtype"),
+    (spoiled("kernels", 0, "seconds", value={"64 x 32": 1.0}), "entry 1: '64 x 32' names no sizes of a kernel"),
     (spoiled(*FIRST, "seconds", value={}), "names no backend"),
     (spoiled(*FIRST, "seconds", value={"": 1.0}), "backend='' is no text"),
     (spoiled(*FIRST, "seconds", value={"native": 0}), "native=0.0 must be finite and greater than 0"),
@@ -217,8 +212,9 @@ JSON = st.recursive(
     max_leaves=8,
 )
 PLACES = [("schema",), ("entries",), FIRST]
-PLACES += [(*FIRST, name) for name in GOOD["entries"][0]]
-PLACES += [(*FIRST, part, name) for part in ("setup", "shape", "seconds") for name in GOOD["entries"][0][part]]
+for whole in (FIRST, ("kernels", 0)):
+    PLACES += [(*whole, name) for name in GOOD[whole[0]][0]]
+    PLACES += [(*whole, part, name) for part in ("setup", "shape", "seconds") for name in GOOD[whole[0]][0][part]]
 
 
 @given(st.sampled_from(PLACES), JSON)
@@ -246,24 +242,20 @@ SHAPES = st.builds(
     seq=st.integers(0, 40).map(lambda power: 1 << power),
     **dict.fromkeys(("key_padding_mask", "varlen", "kv_cache", "dropout"), st.booleans()),
 )
-ENTRIES = st.builds(TunedEntry, st.builds(TunedSetup, *[TEXTS] * 5), SHAPES, SECONDS)
+SETUPS = st.builds(TunedSetup, *[TEXTS] * 5)
+KERNELS = st.builds(TunedKernel, TEXTS, TEXTS, st.sampled_from(DTYPES), st.integers(1, 512))
+SIZES = st.lists(st.integers(1, 999), min_size=4, max_size=4).map(lambda x: "{} x {}, {} warps, {} stages".format(*x))
+ENTRIES = st.builds(TunedEntry, SETUPS, SHAPES, SECONDS)
+SIZED = st.builds(TunedEntry, SETUPS, KERNELS, st.tuples(st.tuples(SIZES, st.floats(1e-9, 1e9))))
 
 
-@given(st.lists(ENTRIES, max_size=4))
-def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, entries: list[TunedEntry]) -> None:
+@given(st.lists(ENTRIES, max_size=4), st.lists(SIZED, max_size=2))
+def test_what_is_written_is_read(
+    tmp_path_factory: pytest.TempPathFactory, entries: list[TunedEntry], sized: list[TunedEntry]
+) -> None:
     path = tmp_path_factory.getbasetemp() / "written.json"
-    path.write_text(to_text(entries), encoding="utf-8")
-    assert load(path) == tuple(entries)
-
-
-@given(patterns_with_heads(), st.integers(0, 300), st.sampled_from(DTYPES), st.booleans())
-def test_every_problem_has_a_shape_that_can_be_kept(found: Any, seq: int, dtype: str, flag: bool) -> None:
-    pattern, (heads, kv_heads) = found
-    options = dict(dtype=dtype, is_causal=flag, requires_grad=not flag)
-    shape = tuned.shape_of(Problem(pattern=pattern, seq=seq, heads=heads, kv_heads=kv_heads, head_dim=4, **options))
-    assert replace(shape) == shape
-    assert max(seq, 1) / shape.seq <= 2**0.5 + 1e-9
-    assert shape.seq / max(seq, 1) <= 2**0.5 + 1e-9
+    path.write_text(to_text([*sized, *entries]), encoding="utf-8")
+    assert load(path) == (*entries, *sized)
 
 
 @pytest.mark.parametrize(

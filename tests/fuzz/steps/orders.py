@@ -32,15 +32,15 @@ def permutation(world: Any, perm: list[Any], extra_tokens: int) -> None:
     _check_permutation(made)
 
 
-def points(world: Any, coords: list[list[int]], bits: int | None, curve: str, dtype: str, threads: int) -> None:
+def points(world: Any, coords: list[list[int]], bits: int | None, curve: str, dtype: str) -> None:
     array = attempt(lambda: np.array(coords, dtype), (*_NO_ARRAY,))
     if array is None:
         return
     spread = np.repeat(array, 2, axis=0)[::2]  # with strides
-    codes = attempt(lambda: encode(spread, bits, curve, threads=threads))
+    codes = attempt(lambda: encode(spread, bits, curve))
     if codes is not None and bits is not None:
         require(np.array_equal(decode(codes, spread.shape[1], bits, curve), array), f"{array} is not decoded")
-    _check_permutation(attempt(lambda: dilkit.sort_points(spread, curve, threads=threads)))
+    _check_permutation(attempt(lambda: dilkit.sort_points(spread, curve)))
 
 
 _NO_ARRAY = (ValueError, TypeError, OverflowError)

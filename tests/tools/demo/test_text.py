@@ -71,7 +71,6 @@ def test_all_results_are_written(run: tuple[Path, str], trained: Path) -> None:
     assert after < before == pytest.approx(8, abs=0.5)
     assert [case.case["tokens"] for case in result.cases("lengths")] == [64, 128, 256, 512, 1024]
     assert all(case.timed(text.DILATED, text.DENSE) for case in result.cases("lengths"))
-    assert [case.case["tokens"] for case in result.cases("generation")] == [16, 64, 256, 1024]
     assert f"{before:.2f} -\\> {after:.2f} bits per byte" in (trained / "report.md").read_text()
     assert (trained / "report.png").read_bytes().startswith(b"\x89PNG")
     assert load_model(trained / "model.pt").config.context == CONTEXT
@@ -209,20 +208,6 @@ def model_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "model.pt"
     save_model(ByteTransformer(TINY), path)
     return path
-
-
-def test_a_model_is_what_was_saved_and_can_be_trained_on(model_file: Path) -> None:
-    model = load_model(model_file)
-    assert all(x.requires_grad and x.device.type == "cpu" for x in model.parameters())
-    model(torch.zeros(1, 9, dtype=torch.uint8)).sum().backward()
-
-
-def test_a_model_file_that_ends_too_early_is_refused(model_file: Path, tmp_path: Path) -> None:
-    content = model_file.read_bytes()
-    for length in (*range(0, len(content), 1999), len(content) - 1):
-        (tmp_path / "model.pt").write_bytes(content[:length])
-        with pytest.raises(ValueError, match=r"model\.pt' holds no model"):
-            load_model(tmp_path / "model.pt")
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_every_committed_result_has_a_document(path: Path) -> None:
     document = section(path).document
     assert document.headline
     assert document.tables
-    assert document.plots or path.stem.startswith(("costs", "gpu-day", "kernels", "ptx"))
+    assert document.plots or path.stem.startswith(("costs", "gpu-day", "kernels", "ptx", "seeds"))
     for table in document.tables:
         assert {len(row) for row in table.rows} == {len(table.header)}
     for plot in document.plots:

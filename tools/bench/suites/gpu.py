@@ -129,10 +129,6 @@ def _times(result: RowsResult) -> Iterator[Table]:
     yield views.TableView(f"{timed[0].upper()}{timed[1:]}", FORMS, columns, COLD * (timed == ONE_BY_ONE)).made(result)
 
 
-def _sentence(result: RowsResult) -> str:
-    return suite_sentence(result, SENTENCES, f"{result.environment.device_name}, {result.facts.get('timed', ONE_BY_ONE)}")
-
-
 REPORT = views.Report(
     place="{device_name}, capability {capability}, CUDA {cuda}",
     tables=(
@@ -141,7 +137,9 @@ REPORT = views.Report(
         views.TableView("Memory of a forward pass", "memory", (WHAT, views.WHO, BEYOND), timed=False),
     ),
     plots=(views.PlotView(SPEED_UPS, FORMS, "{what}", views.faster(OURS[0]), (views.NAMES, views.TIMES), mark=1.0),),
-    summary=_sentence,
+    summary=lambda result: suite_sentence(
+        result, SENTENCES, f"{result.environment.device_name}, {result.facts.get('timed', ONE_BY_ONE)}"
+    ),
     method="GPU time is that of replays of a CUDA graph of one call, each behind a flush of the L2 cache; with launches, calls "
     f"of at most {1000 * EAGER_UP_TO:.0f} ms follow each other without a pause. Both are medians by CUDA events, implementations "
     "in turns; square matmuls of the same dtype, in a row, are timed beside GPU time. Each implementation is "

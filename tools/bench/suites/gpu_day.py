@@ -53,8 +53,8 @@ def _ended(result: RowsResult) -> Iterator[Table]:
     rows = []
     for what, steps in groups.items():
         ended = ", ".join(f"{count} {name}" for name, count in Counter(step.values["ended"] for step in steps).items())
-        found = str(steps[0].values["found"]) if len(steps) == 1 else ""
-        rows.append((what, ended, in_seconds(sum(step.values["seconds"] for step in steps)), found))
+        text = str(steps[0].values["found"]) if len(steps) == 1 else ""
+        rows.append((what, ended, in_seconds(sum(step.values["seconds"] for step in steps)), text))
     yield Table("Steps", ("step", "ended", "took", "found"), tuple(rows))
 
 

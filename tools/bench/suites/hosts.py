@@ -122,8 +122,8 @@ REPORT = Report(
     "all are timed in turns. The other schemes are written for this suite on dilkit's kernels and transports: the full ring "
     "sends keys and values round, and backward once more with their gradients in fp32, as ring-flash-attention does; Ulysses "
     "deals out heads. The schedule gather sends what torchscale's sequence parallelism would. Bytes of interfaces are the "
-    "kernel's, with headers, acknowledgements, and what ranks tell each other to agree. Predicted is the time of the planner's "
-    "model over the measured one, by speeds of kernel and links measured in the same job, before and after.",
+    "kernel's, with headers and acknowledgements. Predicted is the planner's time over the measured one, by speeds measured in "
+    "the same job, before and after.",
 )
 
 

@@ -92,10 +92,7 @@ MEMORY = views.value("peak_bytes", "memory", "bytes"), views.value("memory_bytes
 REPORT = views.Report(
     place=PLACE,
     tables=tuple(times(title, table, OURS, views.GFLOPS, *MEMORY) for table, title in TITLES.items()),
-    plots=(
-        views.PlotView("Time: a sliding window", "windows", "{what}"),
-        views.PlotView("Time: window, global tokens, segments", "mixes", "{what}"),
-    ),
+    plots=(views.PlotView("Time: a sliding window", "windows", "{what}"),),
     sentences={
         TARGETS[0].name: "a sliding window by FlexAttention takes {} as long as by dilkit",
         TARGETS[1].name: "window, global tokens and segments in three calls take {} as long as in one pass",

@@ -22,7 +22,6 @@ from dilkit.tools.bench.workloads.rank_jobs import FAILED, SCHEDULES, job_step
 from dilkit.tools.console.text import in_seconds
 from dilkit.tools.measure.ranks_call import RanksCall, judged, plan_of
 from dilkit.tools.report.document import Axis
-from dilkit.tools.report.points import plain
 from dilkit.tools.report.views import PlotView, Report, TableView, fact, stored, value
 from dilkit.tools.results.rows import Row, RowsResult, row_of
 
@@ -94,9 +93,6 @@ TARGETS = (
 )  # fmt: skip
 
 
-RANKS = Axis("ranks", "number")
-
-
 def _notes(result: RowsResult) -> Iterator[str]:
     for case in (case for case in result.cases("race") if case.timed("ranks", "one rank")):
         ranks, one = (f"{in_seconds(row.median_s)} on {row.values['what']}" for row in case.rows.values())
@@ -123,12 +119,7 @@ REPORT = Report(
     plots=(
         PlotView(
             "Ranks' memory at fixed length, forward and backward", "memory", "ranks", stored("peak_bytes"),
-            (RANKS, Axis("peak memory of a rank", "bytes")), "lines", series="{config}, {tokens:,} tokens",
-        ),
-        PlotView(
-            "Forward bytes: one million tokens, bf16", "volumes", "ranks",
-            lambda row, case: plain("", row.values["planned_bytes"]) if row.values["planned_bytes"] else None,
-            (RANKS, Axis("bytes of the busiest rank", "bytes")), "lines", dashed=(FULL_RING,),
+            (Axis("ranks", "number"), Axis("peak memory of a rank", "bytes")), "lines", series="{config}, {tokens:,} tokens",
         ),
     ),
     sentences={

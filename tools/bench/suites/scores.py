@@ -67,10 +67,7 @@ REPORT = views.Report(
         times("A slide", "a slide", OURS, MEMORY),
         times("A layer", "a layer", OURS, MEMORY),
     ),
-    plots=(
-        views.PlotView("Time: biases", "biases", "{what}"),
-        views.PlotView("Time: beside torch", ("a slide", "a layer"), "{what}"),
-    ),
+    plots=(views.PlotView("Time: biases", "biases", "{what}"),),
     sentences={
         TARGETS[6].name: "a slide with 2-D ALiBi by torch with a matrix takes {} as long as by dilkit",
         TARGETS[8].name: "a layer with a softcap by eager torch takes {} as long as by dilkit",

@@ -1,8 +1,4 @@
-"""`dilkit bench --suite seeds`: every figure that older implementations published, measured again.
-
-The published figures are data, in seeds.json: `settings` by name, `groups` of them, and the `documents` with their figures, each
-with the setting that measures it again and a note on what is known to be wrong with it.
-"""
+"""`dilkit bench --suite seeds`: every figure that older implementations published (seeds.json), measured again."""
 
 from __future__ import annotations
 
@@ -33,9 +29,8 @@ from dilkit.tools.measure.case import CaseRunner
 from dilkit.tools.measure.implementation import Implementation, backend_implementations
 from dilkit.tools.measure.ranks_call import RanksCall
 from dilkit.tools.report import views
-from dilkit.tools.report.document import Axis, Document, Plot, Series, Table
+from dilkit.tools.report.document import Document, Table
 from dilkit.tools.report.headline import placed
-from dilkit.tools.report.points import plain
 from dilkit.tools.results.decode import decode
 from dilkit.tools.results.rows import Row, RowsResult, row_of, rows_of
 
@@ -261,14 +256,6 @@ def _claim_table(result: RowsResult) -> Iterator[Table]:
     yield Table("Every published figure", ("figure", f"claimed, {CARD}", "ours here", "what to know about it"), tuple(rows))
 
 
-def _published_speeds(result: RowsResult) -> Iterator[Plot]:
-    pairs = sorted((facts["claimed"], ours) for _, facts, ours, _ in claims(result) if facts["quantity"] == "tokens/s" and ours)
-    ends = tuple(plain(x, x) for x, _ in (pairs[:1] + pairs[-1:]))
-    series = Series("tokens/s", tuple(plain(*pair) for pair in pairs)), Series("as published", ends, dashed=True)
-    axes = Axis(f"tokens/s as published, {CARD}", "number"), Axis("tokens/s here", "number")
-    yield Plot("Every published speed beside ours", "points", series, axes)
-
-
 def _summary(result: RowsResult) -> str:
     ours = [one is not None for _, _, one, _ in claims(result)]
     return placed(result, f"{sum(ours)} of the {len(ours)} figures that older implementations published were measured again")
@@ -286,7 +273,6 @@ REPORT = SeedsReport(
     summary=_summary,
     place="{device_name}, {threads} threads of {cores} cores",
     tables=(_claim_table,),
-    plots=(_published_speeds,),
     method="Medians of {repeats} samples taken in turns (two or three where calls are long), everyone checked against fp64 "
     "arithmetic just before, on random tensors of 64 dimensions a head. Memory is the peak with inputs counted: query, key and "
     "value; over ranks, of the rank that needs most. Over ranks both sides are timed in turns in one job, the cores shared out "

@@ -142,7 +142,6 @@ REPORT = views.Report(
     ),
     plots=(
         views.PlotView("Time of a step of decoding", DECODING, "seen", views.time, STEPS_AXES, "lines", where=dict(filled=False)),
-        views.PlotView("Time of packed sequences", "packed", "{spread}"),
     ),
     sentences={
         TARGETS[0].name: "packed sequences take {} as long as one by one",
@@ -153,14 +152,12 @@ REPORT = views.Report(
     method="fp32; times are medians of samples taken in turns. Before it is timed, everyone is compared with another way to "
     "compute the same. Packed: sequences one by one get a call each, cut out before; those padded to the longest get a mask, or "
     "none: under causality no row sees the padding behind it. Decoding: a sample is several steps in a row, taken back "
-    "afterwards; all points are timed in the same rounds. Every token seen was attended to, in rows of random numbers. torch's "
-    "attention sees all keys, in a cache of its own layout to which new ones are written in place; "
+    "afterwards; all points are timed in the same rounds. torch's attention sees all keys, in a cache of its own layout; "
     "dilated_attention_with_kvcache sees those of the pattern. Segments are full one token after the steps, in all branches: "
     "there a row sees the most. Memory of a DilatedCache is compared with the bound of docs/decoding.md. Reading what is kept is "
-    "torch's sum over as many bytes, again and again; a step may take less, because it reads a row that several branches keep "
-    "once. Steps of many sequences are of one more token each time. A model of transformers, with random weights, had read all "
-    "tokens but one, which is not timed; its own cache keeps them all. Prefill: the same model, up to the logits of the last "
-    "token; dense attention computes another function. Peak memory is the most that a call held beside "
+    "torch's sum over as many bytes; a step reads a row that several branches keep once. A model of "
+    "transformers, with random weights, had read all tokens but one, which is not timed. Prefill: the same model, up to the "
+    "logits of the last token; dense attention computes another function. Peak memory is the most that a call held beside "
     "weights and inputs, by the high-water mark of the process.",
 )
 

@@ -14,7 +14,7 @@ from dilkit.tools.bench.target import GIB, MIB, Target, each, rate_ratio, stored
 from dilkit.tools.report import views
 from dilkit.tools.report.document import Document, Table
 from dilkit.tools.report.targets import TITLE, limit, suite_sentence, worst_first
-from dilkit.tools.results.rows import CaseRows, Figure, Row, RowsResult
+from dilkit.tools.results.rows import CaseRows, Row, RowsResult
 
 SHARED = 1.32
 """A's nominal FLOPs over those that are left where a key of several branches is scored once."""
@@ -125,15 +125,10 @@ def _machine_table(machines: Mapping[str, RowsResult]) -> Table:
     every = {name: figure for column in columns for name, figure in column.items()}
     rows = []
     for name, figure in every.items():
-        cells = [_judged(column.get(name)) for column in columns]
+        judged = [column.get(name) for column in columns]
+        cells = ["not measured" if x is None else (f"{worst_first(x)[0]}: " if x.values else "") + x.verdict for x in judged]
         rows.append((name, limit(figure, "must"), limit(figure, "aim"), *cells))
     return Table(TITLE, ("figure", "must", "aim", *machines), tuple(rows), FIGURE_NOTE)
-
-
-def _judged(figure: Figure | None) -> str:
-    if figure is None or not figure.values:
-        return figure.verdict if figure else "not measured"
-    return f"{worst_first(figure)[0]}: {figure.verdict}"
 
 
 WHAT = views.fact("what", "case")

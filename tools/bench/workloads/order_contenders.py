@@ -74,7 +74,7 @@ def permutation(shape: tuple[int, ...], packages: Sequence[HilbertCurve]) -> Con
         make = lambda one: one.permutation(ndim, bits, out)  # noqa: E731
         contenders = _contenders([Dilkit(), *packages], ndim, bits, make, lambda one, cells: visits(cells, shape))
     else:
-        call = filling(out, _curves.generalised_hilbert, shape, 1)
+        call = filling(out, _curves.generalised_hilbert, shape)
         contenders = {Dilkit.name: Contender(lambda: call, lambda cells: visits(cells, shape))}
     loop = filling(out, _curves.row_major)
     stores = Contender(lambda: loop, lambda indices: same("out[i] is i", indices, np.arange(len(out))))
@@ -143,7 +143,7 @@ def same(what: str, left: Any, right: Array) -> Findings:
 
 
 class Dilkit:
-    """The engines on one thread. Results go into arrays that were written to before."""
+    """The engines. Results go into arrays that were written to before."""
 
     name = "dilkit"
 
@@ -156,7 +156,7 @@ class Dilkit:
         return partial(points.decode, codes.astype(np.uint32), ndim, bits, out=out)
 
     def permutation(self, ndim: int, bits: int, out: Array) -> Call:
-        return filling(out, _curves.hilbert, ndim, bits, 1)
+        return filling(out, _curves.hilbert, ndim, bits)
 
 
 class HilbertSFC:

@@ -1,9 +1,4 @@
-"""Calls that the suite of serving measures: steps of decoding after a text of random rows, and sequences of different lengths.
-
-chunk 0            chunk 1            chunk 2                    a chunk is one period: all segments begin with it
-|------------------|------------------|--------|- steps -|
-                                               n                 so many tokens were seen
-"""
+"""Calls that the suite of serving measures: steps of decoding after a text of random rows, and sequences of different lengths."""
 
 from __future__ import annotations
 

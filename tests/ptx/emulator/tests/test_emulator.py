@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import doctest
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ptx.emulator
 import pytest
 from ptx.emulator import MACHINE, Emulator, NotModelled, Options, PTXError, Rounding, UnknownPTX, emulator
 from ptx.emulator.emulator import FIELDS
@@ -82,36 +78,11 @@ def test_arguments_that_do_not_fit_are_refused(arguments: list[Any], said: str) 
         Emulator().launch(TEXT.format(body=""), arguments, blocks=1, threads=32)
 
 
-@pytest.mark.parametrize("threads", [0, (24, 2), (32, 33)])
-def test_blocks_without_whole_warps_are_refused(threads: int | tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"threads={threads}: give a multiple of 32 up to 1024 in all")):
-        Emulator().launch(TEXT.format(body=""), [bytes(16)], blocks=1, threads=threads)
-
-
 def test_a_kernel_without_a_model_is_refused() -> None:
     emulated = Emulator()
     with pytest.raises(NotModelled, match="f for sm_80 has wgmma, which the emulator does not model"):
         emulated.launch(TEXT.format(body="wgmma.fence.sync.aligned;"), [bytes(16)], blocks=1, threads=32)
     assert emulated.not_modelled.startswith("f for sm_80")
-
-
-def imported(path: Path) -> set[str]:
-    nodes = [*ast.walk(ast.parse(path.read_text()))]
-    modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    return modules | {f"{node.module}.{a.name}" for node in nodes if isinstance(node, ast.ImportFrom) for a in node.names}
-
-
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.name)
-def test_the_emulator_stands_alone(path: Path) -> None:
-    others = {name for name in imported(path) if not name.startswith("ptx.emulator")}
-    assert {name.split(".")[0] for name in others} <= {*sys.stdlib_module_names, "numpy", "pytest"}
-
-
-def test_others_use_nothing_but_the_entry() -> None:
-    users = [path for path in TESTS.rglob("*.py") if PACKAGE not in path.parents]
-    used = {name for path in users for name in imported(path) if name.startswith("ptx.emulator")}
-    assert "ptx.emulator.Emulator" in used
-    assert used <= {f"ptx.emulator.{name}" for name in ptx.emulator.__all__}
 
 
 def test_a_kernel_is_parsed() -> None:
@@ -144,19 +115,6 @@ def test_a_kernel_is_parsed() -> None:
 def test_what_has_no_meaning_is_refused(body: str, what: str) -> None:
     with pytest.raises(UnknownPTX, match=re.escape(what)):
         translate(TEXT.format(body=body))
-
-
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        (TEXT.format(body="") + ".visible .entry g() { ret; }", "line 29: more than one kernel"),
-        (TEXT.format(body="")[:-3], "line 27: the kernel does not end"),
-        (TEXT.format(body="").replace(".entry", ".func"), "no kernel"),
-    ],
-)
-def test_a_text_is_one_whole_kernel(text: str, what: str) -> None:
-    with pytest.raises(UnknownPTX, match=what):
-        translate(text)
 
 
 def test_counts_are_named_in_the_order_of_the_machine() -> None:

@@ -1,4 +1,4 @@
-"""Blocks that each call gives: what they may be, that nothing is kept of them, and who does not take them."""
+"""Blocks and intervals that each call gives: what they may be, and that nothing is kept of them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from dilkit import BlockSparse, Pattern, SlidingWindow, dilated_attention, plan
-from dilkit.sparse import top_k_blocks
+from dilkit import BlockSparse, Intervals, Pattern, SlidingWindow, dilated_attention, plan
+from dilkit.sparse import intervals_of_mask, top_k_blocks
+from dilkit.testing.tensors import random_intervals
 
-GIVEN = Pattern.of(BlockSparse(None, 8))
+GIVEN, BY_ROW = Pattern.of(BlockSparse(None, 8)), Pattern.of(Intervals(None, most=3))
 SEQ, HEADS, BLOCKS = 29, 4, 4
 
 
@@ -26,11 +27,59 @@ def attend(layout: Any, pattern: Pattern = GIVEN, **options: Any) -> Any:
     return dilated_attention(Q, K, K, pattern, block_layout=layout, **options)
 
 
-def test_values_and_text() -> None:
-    pattern = Pattern.of(BlockSparse(None, 8, heads=(0, 2)), SlidingWindow(3))
-    assert Pattern.from_json(pattern.to_json()) == pattern
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    batch, heads, most = shape
+    return random_intervals((batch, heads, SEQ, most), torch.Generator().manual_seed(seed), torch.device("cpu"))
+
+
+def shown_by(intervals: Tensor) -> Tensor:
+    """Return the mask that intervals stand for, pair by pair."""
+    mask = torch.zeros(*intervals.shape[:3], intervals.shape[2], dtype=torch.bool)
+    for batch, head, row, number in torch.cartesian_prod(*map(torch.arange, intervals.shape[:4])).tolist():
+        begin, end = intervals[batch, head, row, number].tolist()
+        mask[batch, head, row, begin:end] = True
+    return mask
+
+
+@pytest.mark.parametrize("branch", [BlockSparse(None, 8, heads=(0, 2)), Intervals(None, most=2, heads=(1, 3))], ids=str)
+def test_values_and_text(branch: BlockSparse | Intervals) -> None:
+    pattern = Pattern.of(branch, SlidingWindow(3))
+    assert Pattern.from_json(pattern.to_json()) == pattern == eval(str(pattern))
     assert str(GIVEN) == "Pattern.of(BlockSparse(None, 8))"
-    assert GIVEN.flops(SEQ, 1, 1) == 4 * SEQ**2  # at most
+    assert str(BY_ROW) == "Pattern.of(Intervals(None, most=3))"
+    assert GIVEN.flops(SEQ, 1, 1) == BY_ROW.flops(SEQ, 1, 1) == 4 * SEQ**2  # at most
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_intervals_are_those_of_a_mask(backend: str, is_causal: bool) -> None:
+    """That torch's own attention takes; and a mask has these runs."""
+    for seed, (batch, heads) in enumerate([(1, 1), (2, 1), (1, HEADS), (2, HEADS)]):
+        intervals = drawn(batch, heads, 3, seed=seed)
+        mask = shown_by(intervals)
+        assert torch.equal(shown_by(intervals_of_mask(mask, most=5)), mask)
+        mask = mask.tril() if is_causal else mask
+        q, k = Q.transpose(1, 2), K.transpose(1, 2)
+        expected = torch.nn.functional.scaled_dot_product_attention(q, k, k, mask, enable_gqa=True)
+        expected = expected.masked_fill(~mask.any(-1, keepdim=True), 0.0).transpose(1, 2)
+        options: Any = dict(intervals=intervals, is_causal=is_causal, backend=backend, return_lse=True)
+        out, lse = dilated_attention(Q, K, K, BY_ROW, **options)
+        torch.testing.assert_close(out, expected)
+        assert torch.equal(lse == -torch.inf, ~mask.any(-1).expand(2, HEADS, -1))
+
+
+def test_intervals_compiled_exported_and_in_lower_precision() -> None:
+    class Layer(torch.nn.Module):
+        def forward(self, query: Tensor, key: Tensor, intervals: Tensor) -> Any:
+            return dilated_attention(query, key, key, BY_ROW, intervals=intervals, is_causal=True)
+
+    arguments = Q.float(), K.float(), drawn(1, HEADS, 3)
+    expected = Layer()(*arguments)
+    assert torch.equal(torch.compile(Layer(), fullgraph=True, backend="aot_eager")(*arguments), expected)
+    assert torch.equal(torch.export.export(Layer(), arguments).module()(*arguments), expected)
+    assert Layer()(*(x.to("meta") for x in arguments)).shape == expected.shape
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(Layer()(*arguments).float(), expected, rtol=0.05, atol=0.05)
 
 
 @pytest.mark.parametrize("backend", ["native", "reference"])
@@ -43,10 +92,12 @@ def test_a_layout_by_head_is_of_the_heads_at_hand(backend: str) -> None:
 def test_nothing_is_kept_of_what_blocks_see() -> None:
     layouts = torch.rand(20, 1, 1, BLOCKS, BLOCKS, generator=torch.Generator().manual_seed(0)) < 0.5
     attend(layouts[0], backend="native")
+    dilated_attention(Q, K, K, BY_ROW, intervals=drawn(1, 1, 3), backend="native")
     before = plan.cache_info().entries
     results = [attend(layout, backend="native") for layout in layouts]
+    results += [dilated_attention(Q, K, K, BY_ROW, intervals=drawn(1, 1, 3, seed=i), backend="native") for i in range(20)]
     assert plan.cache_info().entries == before
-    assert len({out.sum().item() for out in results}) > 10
+    assert len({out.sum().item() for out in results}) > 20
 
 
 def test_numbers_are_the_bools_that_they_name() -> None:
@@ -67,6 +118,9 @@ def test_gradients_and_compiled_calls() -> None:
         return out.square().sum()
 
     assert torch.autograd.gradcheck(loss, leaves)
+    intervals = torch.tensor([[[[[0, 1], [2, 3 + i], [9, 11]] for i in range(5)] + [[[0, 0]] * 3] * 6]]).int()
+    of_rows = lambda q, k: dilated_attention(q, k, k, BY_ROW, intervals=intervals, backend="native")  # noqa: E731
+    assert torch.autograd.gradcheck(of_rows, leaves)
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(torch.autograd.grad(compiled(*leaves), leaves), torch.autograd.grad(loss(*leaves), leaves))
 
