@@ -51,7 +51,7 @@ class Inputs(NamedTuple):
     bias: LoweredBias | None = None
     """What is added to the scores: `weights` `(heads, entries)` and, if `problem.bias.placed`, `positions` of the keys' rows."""
     block_layout: Tensor | None = None
-    """Which blocks see which, for a form `GivenBlocks`: as `dilkit.op.given` says, on the tensors' device, any strides."""
+    """Blocks that see each other, for a form `GivenBlocks`: as `dilkit.op.given` says, on the tensors' device, any strides."""
     sink: Tensor | None = None
     """A logit a head, `(heads,)`: it is added to the results of a backend, which need not look at it."""
 

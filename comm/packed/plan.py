@@ -161,7 +161,7 @@ def share_sequences(
 
 
 def packed_cuts(lengths: Sequence[int], world_size: int, pattern: Pattern | None = None) -> tuple[int, ...]:
-    """Where shards of a packing begin, as `dilkit.comm.shard_cuts` says it of one sequence.
+    """Return where shards of a packing begin, as `dilkit.comm.shard_cuts` says it of one sequence.
 
     Shards are about `sum(lengths) / world_size` rows long. They begin where sequences do, else with a pattern where segments of
     the sequence do that is cut, as far as that makes no shard more than 3 % longer than the mean.

@@ -70,7 +70,7 @@ def check_rank_bias(bias: Bias, query: Tensor, pattern: Pattern, kv_heads: int) 
 
 
 def bias_fingerprint(bias: Bias) -> str:
-    """What ranks compare to know that they have the same bias: all of it but its weights, and what it holds of rows."""
+    """Return the text by which ranks know that they have the same bias: all of it but its weights, and what it holds of rows."""
     form, weights, _ = lowered(bias, torch.float64)
     facts = [type(bias).__name__, str(form), tuple(weights.shape)]
     for field in fields(bias) if not bias.by_row else ():  # type: ignore[arg-type]

@@ -83,7 +83,7 @@ class MPIComm(Comm):
 TURN_SECONDS = 0.3
 LAST_TURN_SECONDS = 1.0
 FORWARDING_SECONDS = 0.2
-"""What a launcher has not passed on when a rank asks for the end may never be seen: MPICH's drops it at times."""
+"""Output that a launcher has not passed on when a rank asks for the end may never be seen: MPICH's drops it at times."""
 
 _communicators: list[tuple[Any, float]] = []
 
@@ -134,7 +134,7 @@ def _leave() -> None:
 
 
 def _goes_on(comm: Any, barrier: Any) -> bool:
-    """Whether a rank of `comm` has not come to its end. Ends the job if one waits for this rank."""
+    """True if a rank of `comm` has not come to its end. Ends the job if one waits for this rank."""
     if comm.Iprobe(mpi().ANY_SOURCE, mpi().ANY_TAG, status := mpi().Status()):
         waiting = f"rank {status.Get_source()} waits for it in exchange {status.Get_tag()}"
         _end_job_with(f"PeerLost: rank {comm.Get_rank()} has ended, by sys.exit or with its program, and {waiting}")

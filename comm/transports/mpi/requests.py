@@ -37,7 +37,7 @@ def mpi() -> Any:
 
 @functools.cache
 def cuda_aware() -> bool:
-    """Whether the MPI library says that it can send from and receive into the memory of CUDA devices."""
+    """True if the MPI library says that it can send from and receive into the memory of CUDA devices."""
     library = loaded_library()
     if library is None or not hasattr(library, "MPIX_Query_cuda_support"):
         return False

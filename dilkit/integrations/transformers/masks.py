@@ -35,7 +35,7 @@ OVERLAYS = {
 }
 """Parts of masks that hide more than causality does: the kind of layer, and by how much its pattern's size is larger."""
 OF_ENCODERS = {"_bidirectional_window_overlay", "Gemma3TextModel"}
-"""What EmbeddingGemma adds to causal masks, by `or_masks`, so that tokens see later ones."""
+"""Parts that EmbeddingGemma adds to causal masks, by `or_masks`, so that tokens see later ones."""
 COMPUTED = {
     *("causal_mask_function", "bidirectional_mask_function", "packed_sequence_mask_function"),
     *("and_masks", "or_masks", "remap_positions_for_packed_sequence"),

@@ -230,4 +230,4 @@ class Unlowered(Form):
 FORMS = frozenset(form.name for form in (Segments, Band, Global, Runs, Grid, CutGrid))
 """The names of the forms that patterns say by themselves, as `Limits.forms` has them."""
 GIVEN_FORMS = frozenset(form.name for form in (GivenBlocks, GivenIntervals))
-"""Those that each call says."""
+"""Names of the forms that a tensor of each call fills."""
