@@ -17,10 +17,10 @@ _ERROR, _STEP = "error", "step"
 def agree_on(
     comm: Comm, facts: Callable[[], dict[str, Any]], step: str, may_differ: tuple[str, ...] = ()
 ) -> list[dict[str, Any]]:
-    """The facts of all ranks, by rank, of which only those named in `may_differ` differ. Ranks may share one dict.
+    """Return the facts of all ranks, by rank, of which only those named in `may_differ` differ. Ranks may share one dict.
 
-    If `facts()` raises on a rank, it raises there, and `PlanMismatch` with its text on the others; if ranks differ in `step`, as
-    where they make other calls, or in a fact, `PlanMismatch` is raised on all, naming the fact, the ranks and the values.
+    Raises `PlanMismatch` on all ranks where they differ in `step` or in a fact. An error of `facts()` is raised where it
+    happened, and its text as `PlanMismatch` on the others.
     """
     failure: Exception | None = None
     try:

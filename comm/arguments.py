@@ -71,10 +71,7 @@ class Arguments:
 
     @cached_property
     def options(self) -> CallOptions:
-        """The options of the whole call but for its bias, with the backends asked for here, by `use_backend` or the environment.
-
-        Raises TypeError or ValueError, also for names of backends that are not known.
-        """
+        """The options of the call but for its bias, with the backends asked for. Raises TypeError or ValueError."""
         scale = self.inputs.query.shape[-1] ** -0.5 if self.scale is None else real("scale", self.scale)
         backends, dropout_p = requested_backends(self.backend), probability("dropout_p", self.dropout_p)
         softcap = 0.0 if self.softcap is None else check_softcap(self.softcap)
@@ -121,10 +118,7 @@ class Arguments:
             raise ValueError("query has no rows on this rank; every rank holds at least one (use fewer ranks, or other cuts)")
 
     def facts(self) -> dict[str, Any]:
-        """All that the ranks must agree on, and what may differ (`MAY_DIFFER`). Raises what `check` raises.
-
-        That is `rows`, a seed that is drawn for dropout, and `gradients`: what one rank asks for all compute.
-        """
+        """Return what the ranks must agree on, and what may differ (`MAY_DIFFER`). Raises what `check` raises."""
         self.check()
         query, options = self.inputs.query, self.options
         batch, rows, heads, head_dim = query.shape

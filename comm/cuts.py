@@ -16,10 +16,7 @@ MOST_UNEVEN = 1.03
 
 
 def checked_cuts(cuts: Sequence[int]) -> tuple[int, ...]:
-    """`cuts` as a tuple. Raises TypeError or ValueError unless they are integers that start at 0 and grow.
-
-    Only the first ranks and the last may hold no rows: those that have none of a packed sequence that others have.
-    """
+    """Return `cuts` as a tuple. Raises TypeError or ValueError unless they are integers that start at 0 and grow."""
     if isinstance(cuts, str) or not isinstance(cuts, Sequence):
         raise TypeError(f"cuts={cuts!r} is a {type(cuts).__name__}; a sequence of integers is needed, as shard_cuts makes it")
     checked = tuple(integer(f"cuts[{i}]", cut) for i, cut in enumerate(cuts))

@@ -12,7 +12,7 @@ from torch import Tensor
 from dilkit.checks import integer
 from dilkit.comm.agreement import agree_on
 from dilkit.comm.collectives import sum_over_ranks
-from dilkit.comm.shards import check_tensor
+from dilkit.comm.shards import check_tensor, shard_facts
 from dilkit.comm.transports.base import Comm, check_comm
 from dilkit.op.sequences import check_cu_seqlens, checked_longest
 
@@ -39,16 +39,11 @@ def roll(
     """
 
     def facts() -> dict[str, Any]:
-        check_tensor(x, dim)
-        integer("shift", shift)
-        if x.requires_grad and torch.is_grad_enabled():
-            raise ValueError(f"x of shape {tuple(x.shape)} requires gradients, and roll hands none back: pass x.detach()")
+        row_facts = shard_facts(x, dim, "roll") | dict(shift=integer("shift", shift))
         if cu_seqlens is not None:
             check_cu_seqlens(cu_seqlens, x, x.shape[dim])
             if fill is None:
                 raise ValueError("cu_seqlens without fill; a row that its sequence does not have needs one, such as fill=-100")
-        shape = x.movedim(dim, 0).shape
-        row_facts = dict(rows=shape[0], shape=list(shape[1:]), dtype=str(x.dtype), device=x.device.type, dim=dim, shift=shift)
         return row_facts | dict(fill=fill, cu_seqlens="" if cu_seqlens is None else str(cu_seqlens.tolist()))
 
     check_comm(comm)

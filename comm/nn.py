@@ -8,17 +8,15 @@ import torch
 from torch import Tensor
 
 from dilkit.bias.base import Bias
-from dilkit.checks import boolean, check_type, one_of, real
+from dilkit.checks import boolean, one_of
 from dilkit.comm.attention import ring_dilated_attention
 from dilkit.comm.plan.exchange_plan import KEEPS, SCHEDULES
 from dilkit.comm.shards import positions
 from dilkit.comm.transports.base import Comm, check_comm
 from dilkit.nn.attention import BiasedModule, appended
-from dilkit.op.scores import check_softcap
-from dilkit.orders.heads import order_or_orders, shown_orders
+from dilkit.orders.heads import shown_orders
 from dilkit.orders.token_order import TokenOrder
 from dilkit.pattern import Pattern
-from dilkit.selector import names_of
 
 
 class RingDilatedAttention(BiasedModule):
@@ -61,21 +59,12 @@ class RingDilatedAttention(BiasedModule):
         softcap: float | None = None,
         keep: str = "rows",
     ) -> None:
-        super().__init__()
-        check_type("pattern", pattern, Pattern, "a dilkit.Pattern is needed")
+        super().__init__(pattern, order=order, orders=orders, scale=scale, bias=bias, softcap=softcap, backend=backend)
         check_comm(comm)
         one_of("schedule", schedule, SCHEDULES)
         one_of("keep", keep, KEEPS)
         boolean("fuse_branches", fuse_branches)
-        self.pattern, self.comm, self.schedule, self.fuse_branches = pattern, comm, schedule, fuse_branches
-        self.keep = keep
-        self.scale = None if scale is None else real("scale", scale)
-        self.softcap = check_softcap(softcap) or None
-        self._set_bias(bias)
-        if backend is not None:
-            names_of(backend)  # raises for what are no names
-        self.backend = backend
-        self.orders = order_or_orders(order, orders)
+        self.comm, self.schedule, self.fuse_branches, self.keep = comm, schedule, fuse_branches, keep
 
     def forward(
         self,
@@ -90,10 +79,7 @@ class RingDilatedAttention(BiasedModule):
         bias: Bias | None = None,
         return_lse: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """`ring_dilated_attention` of this rank's rows, on tensors `(batch, rows, heads, head_dim)`.
-
-        A `bias` takes the place of the module's own.
-        """
+        """`ring_dilated_attention` of this rank's rows `(batch, rows, heads, head_dim)`; `bias`: in place of the module's own."""
         return ring_dilated_attention(
             query,
             key,

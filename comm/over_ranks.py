@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from dilkit.comm.agreement import agree_on as agree_on
 from dilkit.comm.attention import ring_dilated_attention
@@ -23,16 +23,7 @@ def attention_module(pattern: Pattern, comm: Comm, backend: str | Sequence[str] 
     return RingDilatedAttention(pattern, comm, backend=backend)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, comm: Comm, **options: Any) -> Tensor:
-    out: Tensor = ring_dilated_attention(query, key, value, pattern, comm, **options)  # type: ignore[assignment]
-    return out
-
-
-def attend_packed(
-    query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, comm: Comm, cu_seqlens: Tensor, **options: Any
-) -> Tensor:
-    out: Tensor = ring_dilated_attention_varlen(query, key, value, pattern, comm, cu_seqlens, **options)  # type: ignore[assignment]
-    return out
+attend, attend_packed = ring_dilated_attention, ring_dilated_attention_varlen
 
 
 def transport(group: Any) -> Comm:

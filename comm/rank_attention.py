@@ -108,10 +108,7 @@ class RankAttention:
     def _attend_by_head(
         self, rows: Sequence[Tensor], masks: Sequence[Tensor | None], biases: Sequence[LoweredBias | None]
     ) -> tuple[Tensor, Tensor]:
-        """`attend` with a mask and positions for each key/value head.
-
-        Backward, autograd visits the heads last to first, the same on all ranks, as it does with nodes that are ready alike.
-        """
+        """Attend with a mask and positions for each key/value head; autograd visits heads last to first on all ranks."""
         kv_heads = rows[1].shape[2]
 
         def attend_head(head: int, part: tuple[Tensor, ...], pattern: Pattern, sink: Tensor | None) -> tuple[Tensor, Tensor]:

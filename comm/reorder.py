@@ -20,10 +20,7 @@ from dilkit.orders.token_order import TokenOrder, check_order
 
 @dataclass(frozen=True)
 class MessageRows:
-    """Which rows lie where in messages: message row a is row `rows[a]` of the rank; its row i is message row `places[i]`.
-
-    `counts[t]` of the message's rows are sent to, or received from, rank t.
-    """
+    """Rows in messages: message row a is row `rows[a]`; row i is message row `places[i]`; `counts[t]` are of rank t."""
 
     rows: Tensor
     places: Tensor
@@ -79,10 +76,7 @@ class Reordering:
     kv_heads: int
 
     def apply(self, tensors: list[Tensor], inverse: bool, step: str) -> list[Tensor]:
-        """`tensors` `(batch, rows, heads, ...)` along the orders, or back if `inverse`, in one message from each rank to each.
-
-        `heads` is a multiple of `kv_heads`, or, where there is one order, any number.
-        """
+        """Return `tensors` `(batch, rows, heads, ...)` along the orders, or back if `inverse`, by a message from rank to rank."""
         dealt = zip(*(group_heads(x, len(self.orders), self.first, self.kv_heads) for x in tensors), strict=True)
         plans = [reorder_plan(order, self.cuts, self.comm.rank, tensors[0].device) for order in self.orders]
         routes = [(plan.along, plan.row_major) if inverse else (plan.row_major, plan.along) for plan in plans]
@@ -175,10 +169,7 @@ def restore_outputs(reordering: Reordering, *results: Tensor) -> list[Tensor]:
 
 
 def fingerprint(order: TokenOrder | None) -> str:
-    """What ranks compare to know that they have the same order: what it is made from, or a digest of its permutation.
-
-    Empty where there is no order. Raises TypeError for what is none.
-    """
+    """Return what an order is made from, or a digest of it, for ranks to compare; empty for None. Raises TypeError."""
     if order is None:
         return ""
     check_order(order)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from functools import partial
 from math import prod
 from pathlib import Path
 from tokenize import TokenError
@@ -70,20 +71,8 @@ def unshard(x: Tensor, comm: Comm, dim: int = 1, order: TokenOrder | None = None
         >>> run_threads(2, lambda comm: unshard(torch.full((1, 2), comm.rank), comm).tolist())
         [[[0, 0, 1, 1]], [[0, 0, 1, 1]]]
     """
-
-    def facts() -> dict[str, Any]:
-        check_tensor(x, dim)
-        if x.requires_grad and torch.is_grad_enabled():
-            raise ValueError(
-                f"x of shape {tuple(x.shape)} requires gradients, and unshard hands none back: pass x.detach() to look at "
-                "it, or give each rank its part of the loss"
-            )
-        shape = x.movedim(dim, 0).shape
-        return dict(
-            rows=shape[0], shape=list(shape[1:]), dtype=str(x.dtype), device=x.device.type, dim=dim, order=fingerprint(order)
-        )
-
     check_comm(comm)
+    facts = partial(shard_facts, x, dim, "unshard", order=order)
     counts = [fact["rows"] for fact in agree_on(comm, facts, "arguments of unshard", ("rows",))]
     if order is not None and sum(counts) != len(order):
         raise wrong_length(f"the shards have {sum(counts)} tokens", sum(counts), order)
@@ -151,7 +140,6 @@ def positions(
         >>> run_threads(2, lambda comm: positions(3 - comm.rank, comm, cu_seqlens=starts).tolist())
         [[0, 1, 0], [1, 2]]
     """
-
     check_comm(comm)
     if torch.compiler.is_compiling() and order is None and cu_seqlens is None and type(rows) is int and rows >= 0:
         return positions_of(rows, comm, device)
@@ -185,6 +173,18 @@ def check_tensor(x: Tensor, dim: int) -> None:
     check_dim(x, dim)
 
 
+def shard_facts(x: Tensor, dim: int, caller: str, order: TokenOrder | None = None) -> dict[str, Any]:
+    """Return what ranks compare of shards, and their `rows`, which may differ. Raises as `check_tensor`, and for gradients."""
+    check_tensor(x, dim)
+    if x.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            f"x of shape {tuple(x.shape)} requires gradients, but {caller} has no backward pass: pass x.detach(), or give "
+            "each rank its part of the loss"
+        )
+    rows, *shape = x.movedim(dim, 0).shape
+    return dict(rows=rows, shape=shape, dtype=str(x.dtype), device=x.device.type, dim=dim, order=fingerprint(order))
+
+
 _NPY = b"\x93NUMPY"
 _HEADER_LOCK = threading.Lock()
 """Held while numpy parses a header: in Python 3.11 two threads that parse at once can end in a SystemError (recursion depth)."""
@@ -201,9 +201,9 @@ def mapped_tokens(path: str | Path, dtype: Any) -> Any:
     check_regular(path, path.stat(), most=sys.maxsize)
     is_npy = path.suffix == ".npy"
     if is_npy and dtype is not None:
-        raise ValueError(f"dtype={dtype!r} is for raw files; path={str(path)!r} says itself what is in it")
+        raise ValueError(f"dtype={dtype!r} is for raw files; path={str(path)!r} has a header with its dtype")
     if not is_npy and dtype is None:
-        raise ValueError(f"path={str(path)!r} is no .npy file; say what is in it, as dtype='uint16'")
+        raise ValueError(f"path={str(path)!r} is no .npy file; name its dtype, as dtype='uint16'")
     return _mapped_npy(path) if is_npy else _mapped_numbers(path, dtype)
 
 
@@ -230,7 +230,7 @@ def _mapped_numbers(path: Path, dtype: Any) -> Any:
     _check_numbers(path, numbers.base, ("seq",))
     with path.open("rb") as file:
         if file.read(len(_NPY)) == _NPY:
-            raise ValueError(f"path={str(path)!r} begins as an .npy file does, which is no number of its tokens; name it so")
+            raise ValueError(f"path={str(path)!r} begins like an .npy file; rename it to end in .npy")
     try:
         return np.memmap(path, dtype=numbers, mode="r")
     except _MALFORMED as error:

@@ -136,11 +136,7 @@ def start(
     mpirun: str | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> Job:
-    """Start `python arguments...` as `size` ranks.
-
-    `kind` is "mpi" or "torch"; `options` are further ones of `mpirun`, which is by default that of this environment;
-    `variables` are added to the environment of the ranks.
-    """
+    """Start `python arguments...` as `size` ranks of `kind` "mpi" or "torch"; `options` and `mpirun` are for the first."""
     command, environment = [sys.executable, *arguments], dict(variables or {})
     if kind == "mpi":
         program = mpirun or str(mpi_launchers()[0])

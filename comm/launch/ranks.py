@@ -1,7 +1,5 @@
 """The ranks of a command or a script: how each gets its transport, and how all end when one of them fails.
 
-    code = run_ranks("mpi", work)      # in each process that mpirun started: `work(comm)` -> exit code
-
 `work` prints and writes on rank 0 alone (`comm.rank == 0`); what other processes print on stdout is dropped. An exception that
 leaves `work` is shown once, marked with its rank, and ends the job on all ranks with a code that is not 0.
 """
@@ -36,13 +34,11 @@ Work = Callable[[Comm], int]
 
 
 def run_ranks(kind: str, work: Work, *, world_size: int = 1, timeout: float = 300.0) -> int:
-    """Run `work(comm)` on every rank; returns the exit code of the first rank whose is not 0.
+    """Run `work(comm)` on every rank; return the exit code of the first rank whose is not 0.
 
     The ranks are those of mpirun for `kind` "mpi", those of torchrun for "torch", or, for "threads", `world_size` threads of this
-    process. `timeout` is the number of seconds that a rank waits for another. Torch computes with as many threads a rank as there
-    are cores for each, unless `OMP_NUM_THREADS` says how many.
-
-    Raises what `work` raises if this process has all ranks.
+    process. A rank waits `timeout` seconds for another. Torch computes with as many threads a rank as there are cores for each,
+    unless `OMP_NUM_THREADS` says how many.
 
     >>> run_ranks("threads", lambda comm: comm.rank, world_size=3)
     1

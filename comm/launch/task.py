@@ -1,9 +1,6 @@
-"""A function that is run on the ranks of a job of its own: `run(kind, size, task)` returns what `task(comm)` found on rank 0.
+"""A function that is run on the ranks of a job of its own: `run(kind, size, task)` returns what `task(comm)` gives on rank 0.
 
-    result = run("mpi", 4, task)        # four processes, started from this one
-
-A task is a function of the transport, or a `functools.partial` of one; it and what it returns are pickled. The ranks are
-`python -m dilkit.comm.launch.task mpi|torch FOLDER`, which do the task in that folder.
+A task is a function of the transport, or a `functools.partial` of one; it and its result are pickled.
 """
 
 from __future__ import annotations
@@ -30,10 +27,9 @@ Start = Callable[..., Job]
 
 
 def run(kind: str, size: int, task: Callable[[Comm], R], *, threads: int = 1, limit: float = 120.0, start: Start = start) -> R:
-    """What a task found on rank 0 of `size` ranks of a `kind`: "threads", "torch" or "mpi".
+    """Return what `task` gives on rank 0 of `size` ranks of a `kind`: "threads", "torch" or "mpi", which `start` starts.
 
-    `start` starts them, by default on this machine. Raises `JobError` with what the job printed if it fails or takes more than
-    `limit` seconds.
+    Raises `JobError` with what the job printed if it fails or takes more than `limit` seconds.
     """
     if kind == "threads":
         with torch_threads(1):

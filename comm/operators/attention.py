@@ -129,11 +129,7 @@ def decode(text: str) -> Call:
 
 
 def _forward(*given: Any) -> tuple[Tensor, ...]:
-    """`out`, `lse` `(batch, heads, seq)` and what the backward pass needs; raises what `ring_dilated_attention` raises.
-
-    That is the rows that were received, their flags of the mask, and what the ranks agreed on: all cuts, the gradients that are
-    asked for, and the seed of dropout.
-    """
+    """Return `out`, `lse` and what the backward pass needs: received rows, their flags, and what the ranks agreed on."""
     query, key, value, mask, sink, scale, dropout_p, text, drawn, _ = given
     inputs, call = Inputs(query, key, value, mask, sink=sink), decode(text)
     with without_autocast(query.device.type):
@@ -148,8 +144,7 @@ def _forward(*given: Any) -> tuple[Tensor, ...]:
 
 
 def _backward(dout: Tensor | None, dlse: Tensor | None, *given: Any) -> tuple[Tensor, ...]:
-    """Gradients of query, key, value and the sink, given the results of `_forward`; those that this rank has not asked for, and
-    that of no sink, are empty."""
+    """Return gradients of query, key, value and the sink; those that this rank has not asked for, or has not, are empty."""
     query, key, value, mask, sink, out, lse, rows, flags, agreement, scale, dropout_p, text, of_sink, _ = given
     inputs, call = Inputs(query, key, value, mask, sink=sink), decode(text)
     arguments = call.arguments(inputs, scale, dropout_p)
@@ -180,10 +175,10 @@ def _fake_forward(
 
 
 def _unknown_size() -> Any:
-    """A size that is known when the operator has run.
+    """Return a size that is known when the operator has run.
 
-    `new_dynamic_size` breaks the graph unless `fullgraph` or `capture_dynamic_output_shape_ops` is set, for the sake of code that
-    goes on with such a size. This one goes from the forward to the backward pass, and nowhere else.
+    `new_dynamic_size` breaks the graph unless an option is set, for the sake of code that goes on with such a size: none does
+    here.
     """
     context = torch.library.get_ctx()
     return context.new_dynamic_size() if context._shape_env is None else allocate_size(context._shape_env)  # type: ignore[no-untyped-call]

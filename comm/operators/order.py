@@ -26,10 +26,7 @@ _LATEST: dict[str, WeakKeyDictionary[Any, Tensor]] = {"forward": WeakKeyDictiona
 
 
 def in_order(kernel: Callable[..., Any], phase: str) -> Callable[..., Any]:
-    """`kernel` of an operator under the Autograd key, whose last argument, `after`, is filled in while a graph is traced.
-
-    Forward and backward passes have an order each: what a checkpoint computes again is computed where the backward pass needs it.
-    """
+    """Return `kernel` of an operator under the Autograd key; its last argument, `after`, is filled in while a graph is traced."""
 
     def call(*inputs: Any) -> Any:
         graph = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL)

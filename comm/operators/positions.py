@@ -52,8 +52,8 @@ def first_row(
 def positions_of(rows: int, comm: Comm, device: torch.device | str | None) -> Tensor:
     """The positions of this rank's rows, by the operator. `torch.compile` traces this function."""
     like = torch.empty(0, dtype=torch.int64, device=device)  # operators without tensors have no place in their order
-    found: Tensor = positions_op(like, rows, comm.handle, None)
-    return found
+    rows_here: Tensor = positions_op(like, rows, comm.handle, None)
+    return rows_here
 
 
 def _positions(like: Tensor, rows: int, handle: str, after: Tensor | None) -> Tensor:

@@ -89,10 +89,7 @@ def ring_dilated_attention_varlen(
 
 
 def _attend(call: Arguments, comm: Comm, plan: PackedPlan, gradients: str) -> tuple[Tensor, Tensor]:
-    """`out` `(rows, heads, head_dim)` and `lse` `(heads, rows)` of this rank's rows, after all ranks agreed on their arguments.
-
-    Every rank takes part in what is exchanged for each sequence that is cut, in one order: with no rows if it has none.
-    """
+    """Return `out` `(rows, heads, head_dim)` and `lse` `(heads, rows)` of this rank, which shares each cut sequence."""
     rows, results = [x.to(call.dtype) for x in call.inputs[:3]], []
     for sequence in plan.cut_sequences:
         here = sequence.rows(comm.rank, plan.cuts[comm.rank])

@@ -30,10 +30,7 @@ def all_to_all_forward(
     inputs: Inputs,
     bias: RankBias | None,
 ) -> tuple[QKVRows | None, list[Pending]]:
-    """Compute with the rows that this rank receives, and send the results. Those of the `first` round are under way.
-
-    Return the rows of the last round, and the results that come back.
-    """
+    """Compute with the rows that this rank receives, and send the results. Those of the `first` round are under way."""
     held, results = None, []
     for tables in rounds:
         held = None  # before those of this round arrive
@@ -92,10 +89,7 @@ class AllToAllBackward:
         self.places = {role: joined([tables.gradients[role] for tables in rounds]) for role in roles}
 
     def compute(self, held: QKVRows, bias: RankBias | None) -> None:
-        """Compute gradients of what this rank received in the forward pass, and send them to who holds the rows.
-
-        That of the weights of the bias is added to its own.
-        """
+        """Compute gradients of what this rank received in the forward pass, and send them to who holds the rows."""
         (tables,) = self.rounds
         self.returned.append((0, self._gradients(tables, held, bias)))
 

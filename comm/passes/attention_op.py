@@ -43,21 +43,14 @@ class QKVRows(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionOp:
-    """Attention with the options that all calls of a pass share.
-
-    `options`: those of the whole. `seed`: that of all ranks where weights are dropped. `first_head`: the number of this rank's
-    first query head in the whole model.
-    """
+    """Attention with the options of the whole call; `seed` of dropout, `first_head` of the rank in the model."""
 
     options: CallOptions
     seed: Tensor | None = None
     first_head: int = 0
 
     def call(self, inputs: Inputs, pattern: Pattern, is_causal: bool, places: NDArray[np.int64]) -> tuple[Inputs, CallOptions]:
-        """Return a call of a part of the whole.
-
-        `places` `(batch, 5)` as `dilkit.op.dropout.Dropout` has them, with heads counted among this rank's.
-        """
+        """Return a call of a part of the whole; `places` `(batch, 5)` as `Dropout` has them, by heads of this rank."""
         form = None if inputs.bias is None else inputs.bias.form
         if self.seed is not None:
             rows = torch.from_numpy(places + np.array([0, self.first_head, 0, 0, 0]))
@@ -77,10 +70,10 @@ class AttentionOp:
     def backward(
         self, stack: ProblemStack, rows: QKVRows, bias: RankBias | None, dout: Tensor, out: Tensor, lse: Tensor
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
-        """Gradients of a stack's own rows, given `dout` and `out` `(n, head_dim)` and `lse` `(n,)` of all results.
+        """Return the gradients of a stack's own rows, given `dout`, `out` and `lse` of all results.
 
-        Returns `(results, dquery)`: row numbers among the results, and their gradients; and `(keys, dkey, dvalue)`: positions in
-        `stack.keys`, and theirs.
+        These are `(results, dquery)`, row numbers and gradients, and `(keys, dkey, dvalue)`, positions in `stack.keys` and
+        gradients.
         """
         inputs, options = self._call(stack, rows, bias)
         query, head_dim = inputs.query, inputs.query.shape[-1]
@@ -115,16 +108,14 @@ class AttentionOp:
 
 def no_results(rows: int, head_dim: int, like: Tensor) -> PartialResults:
     """Return results of rows that have seen no key: `out = 0`, `lse = -inf`, on the device of `like` and for its dtype."""
-    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    dtype = lse_dtype(like.dtype)
     return like.new_zeros(rows, head_dim, dtype=dtype), like.new_full((rows,), -math.inf, dtype=dtype)
 
 
 def merge_into(results: PartialResults, rows: Tensor, out: Tensor, lse: Tensor) -> None:
     """Merge results over further keys, `out` `(n, head_dim)`, `lse` `(n,)`, into the rows `rows`, each at most once.
 
-        lse' = log(exp(lse) + exp(lse_b))      out' = exp(lse - lse') out + exp(lse_b - lse') out_b
-
-    Merging the first keys into a row is exact.
+    lse' = log(exp(lse) + exp(lse_b))      out' = exp(lse - lse') out + exp(lse_b - lse') out_b
     """
     all_out, all_lse = results
     out = out.to(all_out.dtype)
@@ -189,10 +180,10 @@ def _no_results(query: Tensor) -> tuple[Tensor, Tensor]:
     return query.new_zeros(query.shape), lse
 
 
-def _merge(out: Tensor, lse: Tensor, found: Tensor, found_lse: Tensor) -> None:
-    """Merge `found` into `out`, one sequence of the batch after the other: the rows of one lie together."""
+def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
+    """Merge `part` into `out`, one sequence of the batch after the other: the rows of one lie together."""
     rows = torch.arange(lse.shape[1] * lse.shape[2], device=lse.device)
-    for mine, mine_lse, more, more_lse in zip(out, lse, found, found_lse, strict=True):
+    for mine, mine_lse, more, more_lse in zip(out, lse, part, part_lse, strict=True):
         flat = mine.view(-1, out.shape[-1])
         wide = flat.to(lse.dtype)
         merge_into((wide, mine_lse.view(-1)), rows, more.reshape(flat.shape), more_lse.reshape(-1))
@@ -209,10 +200,7 @@ def local_backward(
     out: Tensor,
     lse: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value, contiguous, given the `out` and `lse` `(batch, seq, heads)` of the whole softmax.
-
-    That of the weights of the bias is added to its own.
-    """
+    """Return gradients of query, key and value, given `out` and `lse` `(batch, seq, heads)`; add that of the bias to its own."""
     grads: tuple[Tensor, ...] | None = None
     for local in ranges:
         rows = slice(*local[:2])

@@ -124,10 +124,7 @@ class Saved(NamedTuple):
 
 
 class AttentionOverRanks(torch.autograd.Function):
-    """One autograd node for all that is sent: every rank makes the same exchanges in the same order, in both passes.
-
-    It takes tensors as `dilkit.op.call_options.flat` returns them.
-    """
+    """One autograd node for all that is sent: every rank makes the same exchanges in the same order, in both passes."""
 
     @staticmethod
     def forward(ctx: Any, context: PassContext, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -150,12 +147,6 @@ class AttentionOverRanks(torch.autograd.Function):
         gradients = dict(zip(GRADIENTS, backward_pass(context, dout, dlse, saved), strict=True))
         gradients["sink"] = gradient_of_sink(dout, dlse, saved) if needed["sink"] else None
         return None, *(gradients.get(name) if needed[name] else None for name in TENSORS)
-
-
-def forward_pass(context: PassContext, inputs: Inputs) -> Saved:
-    with without_autocast(inputs.query.device.type), context.comm.broken_by_errors():
-        out, lse, held = _forward(context, inputs)
-    return Saved(inputs, out, lse, held)
 
 
 def backward_pass(context: PassContext, dout: Tensor | None, dlse: Tensor | None, saved: Saved) -> tuple[Tensor | None, ...]:
@@ -194,10 +185,7 @@ def gradient_of_sink(dout: Tensor | None, dlse: Tensor | None, saved: Saved) -> 
 
 
 def _as_saved(dout: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
-    """Query, key, value, `out` and `lse` with the layout that they were saved with: hooks may have changed it.
-
-    Raises TypeError or ValueError where they changed a shape or a dtype, before anything is sent.
-    """
+    """Return the tensors in the layout that they were saved with. Raises where hooks have changed a shape or a dtype."""
     *inputs, lse = saved
     tensors = dout, *inputs, lse.transpose(1, 2)
     boundary.check_tensors(boundary.SAVED, tensors)
@@ -205,30 +193,28 @@ def _as_saved(dout: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
     return *map(boundary.in_rows, inputs), lse.contiguous()
 
 
-def _forward(context: PassContext, inputs: Inputs) -> tuple[Tensor, Tensor, QKVRows | None]:
-    op, plan, comm, rounds = context.op, context.plan, context.comm, context.rounds
-    bias = None if inputs.bias is None else RankBias.of(inputs.bias)
-    first = [send_rows(comm, tables, inputs, bias) for tables in rounds[:1]]
-    out, lse = local_forward(op, plan.local_ranges(comm.rank), plan.is_causal, inputs, bias)
-    held, results = all_to_all_forward(op, comm, rounds, first, inputs, bias) if rounds else (None, [])
-    for ring in plan.rings:
-        for rows, partial_results in ring_forward(op, comm, plan, ring, inputs, bias):
-            merge_rows(out, lse, rows, [(torch.arange(len(rows), device=rows.device), *partial_results)])
-    if rounds:
-        merge_results(rounds, results, out, lse)
-    zero_keys = context.zero_keys(inputs.query)
-    if zero_keys is not None or inputs.sink is not None:
-        add_zero_keys(out, lse.transpose(1, 2), zero_keys, inputs.sink)
-    return out, lse, held if plan.keep == "rows" else None
+def forward_pass(context: PassContext, inputs: Inputs) -> Saved:
+    op, plan, comm = context.op, context.plan, context.comm
+    with without_autocast(inputs.query.device.type), comm.broken_by_errors():
+        rounds, bias = context.rounds, None if inputs.bias is None else RankBias.of(inputs.bias)
+        first = [send_rows(comm, tables, inputs, bias) for tables in rounds[:1]]
+        out, lse = local_forward(op, plan.local_ranges(comm.rank), plan.is_causal, inputs, bias)
+        held, results = all_to_all_forward(op, comm, rounds, first, inputs, bias) if rounds else (None, [])
+        for ring in plan.rings:
+            for rows, partial_results in ring_forward(op, comm, plan, ring, inputs, bias):
+                merge_rows(out, lse, rows, [(torch.arange(len(rows), device=rows.device), *partial_results)])
+        if rounds:
+            merge_results(rounds, results, out, lse)
+        zero_keys = context.zero_keys(inputs.query)
+        if zero_keys is not None or inputs.sink is not None:
+            add_zero_keys(out, lse.transpose(1, 2), zero_keys, inputs.sink)
+    return Saved(inputs, out, lse, held if plan.keep == "rows" else None)
 
 
 def _backward(
     context: PassContext, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, held: QKVRows | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of query, key, value and the weights of a bias, which are empty where there is none.
-
-    Those of inputs for which no rank asks for gradients are not whole.
-    """
+    """Return gradients of query, key, value and the weights of a bias, which are empty where there is none."""
     op, plan, comm = context.op, context.plan, context.comm
     bias = None if inputs.bias is None else RankBias.of(inputs.bias)
     of_others = None if inputs.bias is None else RankBias.of(inputs.bias)
@@ -276,11 +262,9 @@ CALL, LSE = "call", "lse in the loss"
 
 
 def agree_on_call(context: PassContext, lse_in_loss: bool) -> bool:
-    """Ask all ranks for `lse` in their losses: True if it is in one.
+    """Return True if `lse` is in the loss of any rank. Raises PlanMismatch where ranks run the backward passes of other calls.
 
-    Raises PlanMismatch on all ranks where they run the backward passes of other calls.
-
-    Rows of calls of equal shapes would be taken for each other. A rank that does not know its call goes with the others.
+    A rank that does not know its call goes with the others.
     """
     if context.comm.size == 1:
         return lse_in_loss

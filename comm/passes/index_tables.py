@@ -67,8 +67,8 @@ def index_tables(
 ) -> IndexTables:
     """Return the tables of a rank for the `branches` of a round, by default all; they are kept in the cache of patterns.
 
-    `gradients` are those that are asked for. With `dropout` each problem has rows at equal steps, so that the place of each
-    weight in the whole is known. With `apart` no stack has problems of different heads, so that each has a bias of its own.
+    With `dropout` each problem has rows at equal steps, so that the place of each weight in the whole is known. With `apart` no
+    stack has problems of different heads, so that each has a bias of its own.
     """
     branches = tuple(range(len(plan.routes))) if branches is None else branches
     in_slots = not dropout and any(isinstance(plan.exchanges[b], BlockExchange) for b in branches)

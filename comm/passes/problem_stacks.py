@@ -69,10 +69,7 @@ RunsByRole = dict[str, RunsByRows]
 
 
 def stack_rows(rows: int) -> int:
-    """Return how many query rows a stack should not exceed, on a rank that holds `rows`: its rows are copied, so not too many.
-
-    Enough to keep a device busy, and next to nothing beside what the rank holds.
-    """
+    """Return how many query rows a stack should not exceed, on a rank that holds `rows`: they are copied."""
     return max(4096, rows // 64)
 
 
@@ -83,10 +80,7 @@ SHORT_SIDE = 1024
 def stack_problems(
     problems: Iterable[SmallProblem], runs: RunsByRole, batch: int, most_rows: int, by_head: bool = False
 ) -> Iterator[ProblemStack]:
-    """Yield these problems as stacks, equal ones together, up to about `most_rows` query rows in a stack.
-
-    `by_head`: those of different heads are apart.
-    """
+    """Yield these problems as stacks, equal ones together, and with `by_head` those of one head, of about `most_rows` rows."""
     alike: dict[tuple[Any, ...], list[SmallProblem]] = defaultdict(list)
     for problem in problems:
         for corner, tile in _tiles(problem):

@@ -1,10 +1,4 @@
-"""The bias of a rank's own rows: positions travel with the rows, each rank has the weights.
-
-weights (heads, entries)      -----> own heads of each problem
-positions of own rows         -----> local attention, where rows lie next to each other
-    |
-    sent with the rows        -----> those of queries and of keys of a small problem, which differ (`BiasForm.apart`)
-"""
+"""The bias of a rank's own rows: positions travel with the rows, as queries and as keys, and each rank has the weights."""
 
 from __future__ import annotations
 
@@ -26,10 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankBias:
-    """The bias of the rows that a rank holds, as `dilkit.bias.form.LoweredBias` has it; `positions` are always given.
-
-    `gradient` `(heads, entries)`: what a backward pass adds that of the weights to, from the problems that this rank computes.
-    """
+    """The bias of the rows that a rank holds, with positions; `gradient` `(heads, entries)`: that of the weights so far."""
 
     form: BiasForm
     weights: Tensor
@@ -49,10 +40,7 @@ class RankBias:
         return self.positions[:, :, None].expand(batch, -1, heads, -1)
 
     def of_stack(self, stack: ProblemStack, queries: Tensor | None, keys: Tensor | None) -> LoweredBias:
-        """Return the bias of a stack, whose problems are all of the same heads; queries and keys have positions of their own.
-
-        `queries` and `keys` `(n, dims)` are positions, by `results` and `flags` of stacks.
-        """
+        """Return the bias of a stack of the same heads; `queries` and `keys` `(n, dims)`: positions, by `results` and `flags`."""
         assert queries is not None
         assert keys is not None
         queries = queries.index_select(0, stack.results).view(-1, stack.rows, stack.width, self.form.dims)[:, :, 0]
@@ -64,6 +52,9 @@ class RankBias:
 def check_rank_bias(bias: Bias, query: Tensor, pattern: Pattern, kv_heads: int) -> None:
     """Raise TypeError or ValueError for a bias that does not fit the rows of a rank, `(batch, rows, heads, head_dim)`."""
     fitted = fitting(bias, query, pattern, kv_heads)
+    if fitted.by_query:
+        limit = "has values for each query, which ranks do not exchange"
+        raise ValueError(f"bias={type(bias).__name__} {limit}; compute it on one device")
     if fitted.by_row:
         fitted.check_rows(*query.shape[:2])
         lowered(fitted, query.dtype, slice(0, query.shape[1]))  # coordinates that this dtype cannot hold are refused by all ranks
@@ -82,11 +73,7 @@ def bias_fingerprint(bias: Bias) -> str:
 
 
 def rank_bias(bias: Bias, query: Tensor, pattern: Pattern, kv_heads: int, first: int, seq: int) -> LoweredBias:
-    """The bias of a rank whose rows begin at `first` in a sequence of `seq`; positions are always given.
-
-    The form is that of the whole: where it is not `placed`, rows that follow each other do without their positions. Raises
-    ValueError where this is no bias of the whole sequence.
-    """
+    """Return the bias of a rank whose rows begin at `first` in a sequence of `seq`, with positions. Raises ValueError."""
     fitted, rows = fitting(bias, query, pattern, kv_heads), query.shape[1]
     if fitted.by_row:
         return lowered(fitted, query.dtype, slice(0, rows))

@@ -57,9 +57,8 @@ def ring_backward(
 ) -> list[tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]]:  # fmt: skip
     """Return gradients through a branch; `dout` and `out` like `query`, `lse` `(batch, seq, heads)` of this rank's rows.
 
-    For each segment these are `(queries, dquery), (keys, dkey, dvalue)`: row numbers and, in fp32 (fp64 for fp64), gradients.
-    Those of keys and values are whole where they are among the `gradients` that are asked for. That of the weights of the bias is
-    added to its own.
+    For each segment these are `(queries, dquery), (keys, dkey, dvalue)`: row numbers and, in fp32 (fp64 for fp64), gradients,
+    whole where they are among `gradients`.
     """
     query, d = inputs.query, inputs.query.shape[-1]
     segments = ring_segments(plan, ring, comm.rank, len(query), query.device, bias is not None)
@@ -118,10 +117,7 @@ def ring_backward(
 def _rotate(
     comm: Comm, segments: list[RingSegment], hops: int, inputs: Inputs, bias: RankBias | None
 ) -> Iterator[tuple[int, list[QKVRows | None]]]:
-    """Yield for each hop the queries of each segment with the block that it is at; None where a segment has no further hop.
-
-    The blocks of the next hop are sent and received while those of a hop are being computed with, in buffers of their own.
-    """
+    """Yield for each hop the queries of each segment with the block that it is at; None where a segment has no further hop."""
     query, key, value, mask, *_ = inputs
     tensors: list[Tensor] = [key, value]
     positions: list[Tensor | None] = [None] * len(segments)
@@ -157,10 +153,7 @@ def _rotate(
 def _transfer(
     comm: Comm, sends: list[tuple[int, Tensor]], receives: list[tuple[int, int]], like: Tensor, step: str
 ) -> Callable[[], list[Tensor]]:
-    """Send `(rank, rows)` and receive `(rank, number of rows)`, perhaps several tables from one rank; `like` is like all of them.
-
-    Return a function that waits for what is received, in the order in which it was asked for.
-    """
+    """Send `(rank, rows)`, receive `(rank, number of rows)`; return a function that waits, in the order of `receives`."""
     send_counts, recv_counts = [0] * comm.size, [0] * comm.size
     for rank, rows in sends:
         send_counts[rank] += len(rows)

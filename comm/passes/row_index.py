@@ -39,10 +39,7 @@ def own_row_numbers(plan: ExchangePlan, rank: int, rows: Iterable[HeadRows], rol
 
 
 def collect_rows(x: Tensor, rows: Tensor) -> Tensor:
-    """Copies of the rows of `x` `(batch, seq, heads, d)` by their numbers in `(batch * seq * heads)`: `(len(rows), d)`.
-
-    They are read where they lie if heads lie next to each other, as in views of a joint projection.
-    """
+    """Copy the rows of `x` `(batch, seq, heads, d)` by their numbers, read where they lie if heads lie next to each other."""
     batch, seq, heads, d = x.shape
     by_batch, by_row, by_head, by_number = x.stride()
     if x.is_contiguous() or by_number != 1 or (by_head != d and heads > 1) or by_row % d or (batch > 1 and by_batch % d):
@@ -54,10 +51,7 @@ def collect_rows(x: Tensor, rows: Tensor) -> Tensor:
 
 
 def add_rows(x: Tensor, rows: Tensor, more: Tensor) -> None:
-    """Add `more` `(len(rows), d)` to rows of a contiguous `x` `(batch, seq, heads, d)`, each at most once.
-
-    Block by block, so that little is copied at a time.
-    """
+    """Add `more` `(len(rows), d)` to rows of a contiguous `x`, each at most once, block by block to copy little at a time."""
     table, size = x.view(-1, x.shape[-1]), max(_FEWEST, -(-len(rows) // _BLOCKS))
     for some, block in zip(torch.split(rows, size), torch.split(more, size), strict=True):
         table[some] = (table[some].to(more.dtype) + block).to(x.dtype)

@@ -38,10 +38,7 @@ Counts = tuple[IntArray, IntArray]
 
 @dataclass(frozen=True)
 class Route:
-    """The way a branch is computed over ranks: `kind` is one of `dilkit.comm.plan.explain.ROUTE_TEXTS`, which describes them.
-
-    With "hybrid", groups of `group_size` ranks divide the heads; keys and values go to all groups.
-    """
+    """The way a branch is computed over ranks: `kind` is one of `ROUTE_TEXTS`; groups of `group_size` ranks divide the heads."""
 
     kind: str
     group_size: int
@@ -49,10 +46,7 @@ class Route:
 
 @dataclass(frozen=True, eq=False)
 class BranchExchange(ABC):
-    """The messages and small problems of `branch`, which is that of `number`.
-
-    Rank t holds the rows `cuts[t] .. cuts[t + 1] - 1`; several hold some.
-    """
+    """The messages and small problems of `branch`, number `number`. Rank t holds the rows `cuts[t] .. cuts[t + 1] - 1`."""
 
     kind: ClassVar[str]
     """The kind of its route, where rows are sent at all."""

@@ -128,12 +128,12 @@ class ExchangePlan:
     def _check_partial_results(self) -> None:
         if not self.fuse_branches:
             raise ValueError(
-                f"schedule={self.schedule!r} sums up what each rank finds, so that bits depend on the world size, which "
+                f"schedule={self.schedule!r} sums the results of ranks, so that bits depend on the world size, which "
                 "fuse_branches=False rules out; use schedule='scatter' or 'auto'"
             )
         if self.is_joint:
             raise ValueError(
-                f"schedule={self.schedule!r} sums up what each branch finds, but {self._why_joint}; use "
+                f"schedule={self.schedule!r} sums the results of branches, but {self._why_joint}; use "
                 "schedule='scatter' or 'auto'"
             )
 
@@ -235,8 +235,8 @@ class ExchangePlan:
         """Raise ValueError where weights are to be dropped of rows that do not lie at equal steps."""
         if dropout_p and any(isinstance(exchange, TokenExchange) and exchange.is_scattered for exchange in self.exchanges):
             raise ValueError(
-                f"dropout_p={dropout_p}: over ranks, weights are dropped of global tokens that follow each other, but a rank has "
-                "several runs of them; use fuse_branches=False, which computes head by head, or dropout_p=0"
+                f"dropout_p={dropout_p}: dropout over ranks needs each rank's global tokens to be contiguous; use "
+                "fuse_branches=False, which computes head by head, or dropout_p=0"
             )
 
     @property

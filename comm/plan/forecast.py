@@ -60,11 +60,7 @@ class Forecast:
 
     @cached_property
     def memory(self) -> dict[str, Numbers]:
-        """Bytes by kind; weights and what a backend needs beside its results are not among them.
-
-        Inputs are query, key, value (and mask); results out and lse; gradients those of the results, and of the inputs as far as
-        they are asked for.
-        """
+        """Bytes by kind, gradients as far as they are asked for; without weights, and what a backend needs beside its results."""
         plan, rows = self.plan, self.rows
         tokens = np.diff(np.array(plan.cuts, np.int64)) * rows.batch
         queries, keys = plan.heads * rows.row_bytes, 2 * plan.kv_heads * rows.row_bytes
@@ -86,8 +82,7 @@ class Forecast:
     def exchanges(self) -> dict[str, int]:
         """Exchanges of all ranks, by phase: arguments (backward, which call it is), rows there and back, blocks round rings.
 
-        With `keep="nothing"` rows go there and back for each branch, and backward there once more. Backward, the gradients of a
-        ring return at each hop. Masks, positions and what else a call may have are not counted.
+        Masks, positions and what else a call may have are not counted.
         """
         plan = self.plan
         hops = sum(ring.hops for ring in plan.rings)
@@ -131,10 +126,9 @@ class Forecast:
 
 
 def baselines(plan: ExchangePlan, rows: Rows) -> dict[str, int]:
-    """Bytes that other ways would have the busiest rank send in a forward pass.
+    """Return the bytes that other ways would have the busiest rank send in a forward pass.
 
-    "full_ring": all keys and values go round; "segment_all_gather": LongNet's, of the kept keys and values of each segment, where
-    all branches have segments.
+    "full_ring": all keys and values go round; "segment_all_gather": LongNet's, of the kept ones of each segment.
     """
     shard = int(np.diff(np.array(plan.cuts, np.int64)).max()) * plan.kv_heads * rows.batch * rows.key_value_bytes
     pattern, shape = plan.pattern, (plan.cuts, plan.heads, plan.kv_heads)
@@ -147,12 +141,11 @@ def baselines(plan: ExchangePlan, rows: Rows) -> dict[str, int]:
 
 
 def exchange_buffer_bytes(plan: ExchangePlan, rows: Rows) -> IntArray:
-    """`(world_size,)`: the most bytes of rows of queries, keys and values that lie on each rank at a time, as it received them.
+    """Return the most bytes of received rows that lie on each rank at a time, `(world_size,)`, those sent to itself among them.
 
         batch * (query rows computed * query_bytes + key rows computed with * key_value_bytes)
 
-    Rows that a rank sends to itself are among them; blocks that go round a ring are not. With `keep="rows"` these are the rows of
-    all branches, from the forward to the backward pass; with "nothing" those of one branch, in the course of either.
+    With `keep="rows"` these are the rows of all branches, between the passes too; with "nothing" those of one branch.
     """
     most: IntArray = np.zeros(plan.world_size, np.int64)
     for branches in plan.rounds:
@@ -163,9 +156,7 @@ def exchange_buffer_bytes(plan: ExchangePlan, rows: Rows) -> IntArray:
 
 
 def ring_buffer_bytes(plan: ExchangePlan, rows: Rows) -> IntArray:
-    """`(world_size,)`: the most bytes of key/value blocks of a ring that lie on each rank at a time.
-
-        batch * 4 * rows of the largest block * key_value_bytes
+    """Return the most bytes of key/value blocks of a ring that lie on each rank at a time, `(world_size,)`.
 
     Four blocks lie in separate buffers: the rank's own, the one it computes with, the one it sends on, and the one it receives.
     """

@@ -141,10 +141,7 @@ class SegmentExchange(BranchExchange):
         return self.shards.most_ranks - 1
 
     def ring_messages(self, hop: int) -> tuple[Sent, Sent]:
-        """Return the messages of a ring at a hop: blocks to the next rank and, backward, gradients to the rank of a block.
-
-        Each rank has then computed with the block of the rank `hop` before.
-        """
+        """Return the messages of a ring at a hop: blocks to the next rank and, backward, gradients to the rank of a block."""
         shards, (place, size) = self.shards, self.shards.place_and_size
         onward, back = place + 1 < size if self.is_causal else hop + 1 < size, hop > 0
         computing = place >= hop if self.is_causal else hop < size
@@ -293,10 +290,7 @@ class SegmentShards:
 
 
 def segment_shards(pattern: Pattern, branch: int, cuts: tuple[int, ...], heads: int, kv_heads: int) -> SegmentShards:
-    """Return the segments of a branch that are not within one rank.
-
-    The residue classes of a stride are segments from their first token to the end of the sequence.
-    """
+    """Return the segments of a branch that are not within one rank; of a stride they are its residue classes."""
     edges, seq = np.array(cuts, np.int64), cuts[-1]
     forms, inner = shardable_forms(pattern, seq, heads, kv_heads)[branch], edges[1:-1]
     served, form = served_heads(forms, heads, kv_heads), forms[0]
@@ -334,8 +328,7 @@ def shards_of_segments(
 def assign_heads(heads: int, tokens: IntArray) -> IntArray:
     """Return who computes each head, `(groups, heads)`, as places in the lines of `tokens` `(groups, ranks)`.
 
-    Each rank gets consecutive heads in proportion to its tokens. Shares are rounded by largest remainder, the first rank winning
-    ties; a rank with no share, such as one with no tokens, computes none.
+    Each rank gets consecutive heads in proportion to its tokens, rounded by largest remainder, the first rank winning ties.
     """
     total = np.maximum(tokens.sum(1, keepdims=True), 1)
     counts, rest = tokens * heads // total, tokens * heads % total
@@ -380,11 +373,7 @@ CHOOSING = ("auto", "balanced")
 
 
 def choose_route(schedule: str, shards: SegmentShards, world_size: int, is_causal: bool, scatter_only: bool) -> Route:
-    """Return the route of a branch by `schedule`.
-
-    "auto" takes the group size whose busiest rank moves the fewest rows; "balanced" the one whose busiest rank computes the
-    fewest pairs and, of several, moves the fewest rows.
-    """
+    """Return the route of a branch: the busiest rank moves fewest rows by "auto", and computes least by "balanced"."""
     most_ranks = shards.most_ranks
     if most_ranks == 1:
         return Route("local", 1)
@@ -403,7 +392,6 @@ def busiest_ranks(shards: SegmentShards, world_size: int, is_causal: bool, scatt
     """Return the rows of the busiest rank by group size, for the sizes that "auto" considers; empty for a local branch.
 
     Those are the divisors of the most ranks that hold one segment, and powers of two; with `scatter_only`, the largest alone.
-    Queries and results go both ways; of keys and values, a rank sends or receives more.
     """
     most_ranks = shards.most_ranks
     sizes = [size for size in range(most_ranks, 0, -1) if most_ranks % size == 0 or size.bit_count() == 1]

@@ -94,8 +94,7 @@ def why_joint(pattern: Pattern, seq: int, heads: int, kv_heads: int) -> str:
 def _is_separable(branches: tuple[Forms, ...], heads: int, kv_heads: int) -> bool:
     """True if each pair counts once where tokens are excluded.
 
-    That takes windows of which none serve the same head, and no global tokens that are excluded from some of the query heads of a
-    key/value head alone.
+    That takes windows of which none serve the same head, and global tokens that are excluded from whole groups of query heads.
     """
     others = [forms for forms in branches if not isinstance(forms[0], Global)]
     if not all(isinstance(forms[0], Band) and not is_stride(forms) for forms in others):
@@ -121,10 +120,7 @@ def joint_segments(pattern: Pattern, seq: int, heads: int, kv_heads: int) -> Pat
 def pattern_in_segment(
     pattern: Pattern, served: tuple[int, int], seq: int, heads: int, kv_heads: int, kv_head: int
 ) -> Pattern | None:
-    """Return the pattern that the query heads of one key/value head follow within an exchanged segment; None if there is none.
-
-    `served` are the query heads whose rows are exchanged. Of packed sequences one may lack tokens that a branch names.
-    """
+    """Return the pattern that a key/value head's query heads among `served` follow within an exchanged segment, if any."""
     group = heads // kv_heads
     first, total = pattern.head_shard or (0, kv_heads)
     start, stop = max(kv_head * group, served[0]), min((kv_head + 1) * group, served[1])

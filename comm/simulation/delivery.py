@@ -88,10 +88,7 @@ class Topology:
 
 
 class Delivery(NamedTuple):
-    """When each rank has received all that is for it, and sent all that it sends; and the seconds that links work, by kind.
-
-    `busy`: of the link of each kind that works longest.
-    """
+    """Times at which each rank has received and sent all; `busy`: seconds of the link of each kind that works longest."""
 
     received: Times
     sent: Times

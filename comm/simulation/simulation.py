@@ -44,8 +44,8 @@ class Stragglers:
 class Simulated:
     """Simulated times, in seconds.
 
-    `finish` `(world_size,)`: when each rank is done. `compute` `(world_size,)`: of these, what it computed. `busy`: by kind of
-    resource, how long the one of it works that works longest: below the largest of these no schedule with these bytes comes.
+    `finish`, `compute` `(world_size,)`: when each rank is done, and what of it it computed. `busy`: by kind of resource, how long
+    the one works that works longest: no schedule with these bytes takes less.
     """
 
     finish: Times

@@ -104,10 +104,7 @@ def print_error(error: BaseException, rank: int) -> None:
 
 
 def report_uncaught(rank: int, end: Callable[[BaseException], None]) -> None:
-    """Have every exception that nobody catches, in any thread, printed, and `end(error)` called. Later calls do nothing.
-
-    `end` matters where a rank that fails would wait, at the end of its interpreter, for others that wait for it.
-    """
+    """Print every exception that nobody catches, in any thread, and call `end(error)`: others may wait for this rank."""
     global _installed
     if _installed:
         return

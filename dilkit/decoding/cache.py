@@ -156,6 +156,8 @@ class DilatedCache:
             check_no_gradient(query, key, value, sink)
             return self._next(again, (query.resolve_neg(), key.resolve_neg(), value.resolve_neg()), sink, None)
         layout = self._checked(query, key, value, sink)
+        if isinstance(bias, Bias) and bias.by_query:
+            raise ValueError(f"bias={type(bias).__name__} has values for each query, of which caches keep none")
         changed = scores_of(bias, softcap, query, self.pattern, layout.kv_heads, self._seen + query.shape[1])
         check_no_gradient(query, key, value, sink, changed.tensors[0])
         query, key, value = query.resolve_neg(), key.resolve_neg(), value.resolve_neg()  # kernels of a step read memory

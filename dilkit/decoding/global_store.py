@@ -25,8 +25,7 @@ from dilkit.pattern.lowering import Global
 class GlobalStore(BranchStore):
     """Keys and values of global tokens.
 
-    `before`: all rows before this token are kept until it has come, for one that sees them. `since` is 0 until then, and
-    `before` when all but the global ones have been left out.
+    All rows before token `before` are kept until it has come. `since` is 0 until then, and `before` when they have been left out.
     """
 
     def __init__(self, branch: Branch, form: Global, given: Heads, layout: Layout, rollback: int) -> None:

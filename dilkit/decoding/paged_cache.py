@@ -143,7 +143,7 @@ class PagedCache:
             raise ValueError(f"length={length} exceeds the {rows.seen} tokens of sequence {sequence}")
         if not rows.can_crop(length):
             raise ValueError(
-                f"length={length} needs keys that sequence {sequence} keeps no more after {rows.longest} tokens; a cache with "
+                f"length={length} needs keys that sequence {sequence} has dropped after {rows.longest} tokens; a cache with "
                 f"rollback={rows.longest - length} does"
             )
         rows.crop(length)

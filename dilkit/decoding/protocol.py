@@ -41,8 +41,7 @@ class DecodingBackend(Protocol):
     def attend_stored(self, step: Step, problem: Problem) -> tuple[Tensor, Tensor]:
         """Store the new rows of `step`, then return `(out, lse)` of its queries, with the sink, as `Backend.forward` does.
 
-        `problem.stored` is the dtype of the stored rows. Raises TypeError or ValueError, as `check` does, before anything is
-        written, for a table that leads beyond the memory of its tensors.
+        `problem.stored` is the dtype of the stored rows. Raises as `check` does, before anything is written.
         """
 
 

@@ -45,13 +45,10 @@ class SegmentPart:
 
 
 class SegmentStore(BranchStore):
-    """Keys and values of the open segment.
+    """Keys and values of the open segment; `saved`: what its first slots held, to go back by up to `rollback` tokens.
 
-    To go back by up to `rollback` tokens into the segment before, there is `saved`, what its first slots held. `since`: where
-    what can be restored begins. `latest`: the last row stored in the open segment, whether it was taken back or not.
-
-    `tokens`: kept by the heads of each offset; `classes`: these heads, by offset. `offsets` `(kv_heads, group)`: that of each
-    query head, or -1 if the form does not serve it. `partly`: True if it serves a part of the query heads of a key/value head.
+    `since`: where what can be restored begins. `tokens`, `classes`: what the heads of each offset keep, and these heads.
+    `offsets` `(kv_heads, group)`: that of each query head, -1 if it is not served. `partly`: True if a group is served in part.
     """
 
     def __init__(self, branch: Branch, form: Segments, layout: Layout, rollback: int) -> None:

@@ -44,20 +44,19 @@ def check_decodable(pattern: Pattern) -> None:
     for branch in pattern.branches:
         if branch.is_given_by_call:
             raise PatternError(
-                f"{branch.call()}: what it shows is chosen by each call, for whole sequences; DilatedCache takes none"
+                f"{branch.call()}: each call chooses what it shows, for whole sequences; DilatedCache does not support it"
             )
         if branch.is_of_whole_sequences:
             raise PatternError(
-                f"{branch.call()}: what a token of a {branch.kind} sees is defined for a whole grid, and a sequence that grows "
-                "is none before its last token; DilatedCache takes windows, segments, global tokens, strides and blocks"
+                f"{branch.call()}: a {branch.kind} is defined on a whole grid, which a growing sequence is not; "
+                "DilatedCache takes windows, segments, global tokens, strides and blocks"
             )
 
 
 def kept_count(pattern: Pattern, seq: int, kv_heads: int) -> Tensor:
     """Count the branches in which some row after i sees key j <= i, from the definition alone; int32 `(kv_heads, seq, seq)`.
 
-    Of blocks, all keys are. Ranges of heads are not taken into account. Raises `PatternError` as `check_decodable`, and for heads
-    that do not fit.
+    Of blocks, all keys are. Raises `PatternError` as `check_decodable`, and for heads that do not fit.
     """
     check_decodable(pattern)
     pattern.check_heads(kv_heads, kv_heads)
@@ -101,8 +100,7 @@ class _RequiredState(TypedDict):
 class CacheState(_RequiredState, total=False):
     """Cache as plain values and tensors, which `torch.save` writes and `torch.load(..., weights_only=True)` reads.
 
-    `pattern` is JSON; lists have an entry for each branch. `stored` and `dtype`, that of the queries, are there where they
-    differ.
+    `pattern` is JSON; lists are by branch. `stored` and `dtype`, that of the queries, are there where they differ.
     """
 
     stored: str

@@ -7,18 +7,23 @@ Each function writes into an array that the caller allocates, of int32 or int64,
 
 from math import prod
 
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t
+
+from dilkit.orders.state_tables import BLOCK_BITS, block_tables
 
 ctypedef fused integer:
     int32_t
     int64_t
 
 cdef extern from "curves.h" nogil:
-    void curves_prepare()
-    void curves_hilbert(void *out, int bytes, int ndim, int bits)
-    void curves_generalised_hilbert(void *out, int bytes, const int64_t *shape)
+    ctypedef struct HilbertTables:
+        int ndim, bits, states
+        const uint16_t *cell
+        const uint8_t *inner
+        const uint8_t *before
 
-curves_prepare()
+    void curves_hilbert(void *out, int bytes, const HilbertTables *tables, int bits)
+    void curves_generalised_hilbert(void *out, int bytes, const int64_t *shape)
 
 
 def hilbert(integer[::1] out, int ndim, int bits):
@@ -29,8 +34,15 @@ def hilbert(integer[::1] out, int ndim, int bits):
     if ndim not in (2, 3) or not 0 <= bits <= 31:
         raise ValueError(f"ndim={ndim} must be 2 or 3, and bits={bits} from 0 to 31")
     _check_cells(out.shape[0], sizeof(integer), (1 << bits,) * ndim)
+    cdef const uint16_t[:, ::1] cell
+    cdef const uint8_t[:, ::1] inner
+    cdef const uint8_t[::1] before
+    cdef HilbertTables tables
+    cell, inner, before = block_tables(ndim)
+    tables.ndim, tables.bits, tables.states = ndim, BLOCK_BITS[ndim], before.shape[0]
+    tables.cell, tables.inner, tables.before = &cell[0, 0], &inner[0, 0], &before[0]
     with nogil:
-        curves_hilbert(&out[0], sizeof(integer), ndim, bits)
+        curves_hilbert(&out[0], sizeof(integer), &tables, bits)
 
 
 def generalised_hilbert(integer[::1] out, shape):

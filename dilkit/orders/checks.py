@@ -92,7 +92,9 @@ def empty(tokens: int) -> Index:
         return np.empty(tokens, dtype)
     except (MemoryError, ValueError):  # ValueError: more bytes than an address space has
         gigabytes = tokens * dtype.itemsize / 2**30
-        raise MemoryError(f"no memory for a table of {tokens:,} tokens ({gigabytes:,.1f} GiB); order a smaller grid") from None
+        raise MemoryError(
+            f"out of memory for a table of {tokens:,} tokens ({gigabytes:,.1f} GiB); order a smaller grid"
+        ) from None
 
 
 def check_tokens(x: Any, dim: int, order: TokenOrder, name: str = "x") -> None:

@@ -46,10 +46,7 @@ def curve_orders(
 
 
 def segment_tile(shape: tuple[int, ...], length: int) -> tuple[int, ...]:
-    """Return the most compact tile of `length` cells that fits the grid; about `length` where none does.
-
-    Where whole tiles fill the grid, they may be less compact: by up to the square root of 2 in their diagonal.
-    """
+    """Return the most compact tile of `length` cells that fits the grid, best without a rest; about `length` where none does."""
     length = min(length, prod(shape))
     sides = ([d for d in range(1, min(side, length) + 1) if length % d == 0] for side in shape)
     fitting = [tile for tile in product(*sides) if prod(tile) == length]

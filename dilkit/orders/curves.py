@@ -17,10 +17,7 @@ TILE_SIDE = {1: 64, 2: 8, 3: 4}
 def curve_permutation(
     shape: tuple[int, ...], curve: str, tile: tuple[int, ...] | None, extra_tokens: int, is_transposed: bool = False
 ) -> Index:
-    """Return the row-major index at each place of a curve through a grid, behind the extra tokens: `(extra_tokens + cells,)`.
-
-    With `is_transposed` the curve runs through the grid with its axes reversed.
-    """
+    """Return the row-major index at each place of a curve through a grid, `(extra_tokens + cells,)`; its axes may be reversed."""
     perm = empty(extra_tokens + prod(shape))
     perm[:extra_tokens] = np.arange(extra_tokens)
     cells = perm[extra_tokens:]
@@ -61,8 +58,8 @@ def is_power_of_two_cube(shape: tuple[int, ...]) -> bool:
 def chosen_tile(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the default tile: about 64 cells, as near to a square or a cube as a tile can be that fills the grid.
 
-    A side is the divisor of the grid's that is nearest to 8 (in 3-D to 4) by ratio, within a factor of 2; where there is none,
-    8 (or 4) itself, so that the last tiles are smaller.
+    A side is the divisor of the grid's that is nearest to 8 (in 3-D to 4) by ratio, within a factor of 2; where there is none, 8
+    or 4.
     """
     side = TILE_SIDE[len(shape)]
     divisors = [[n for n in range(side // 2, 2 * side + 1) if size % n == 0] for size in shape]

@@ -46,7 +46,7 @@ def order_or_orders(order: TokenOrder | None, orders: Sequence[TokenOrder] | Non
     several = as_orders("orders", orders)
     for one, other in combinations(several, 2):
         if one != other and np.array_equal(one.perm, other.perm):
-            warnings.warn(f"{one!r} and {other!r} move tokens alike: heads that use them see the same keys", stacklevel=3)
+            warnings.warn(f"{one!r} and {other!r} are the same permutation: heads that use them see the same keys", stacklevel=3)
     return several
 
 
@@ -56,10 +56,7 @@ def shown_orders(orders: Orders | None) -> dict[str, Any]:
 
 
 def check_orders(orders: Orders, seq: int, kv_heads: int, pattern: Pattern, is_causal: bool) -> None:
-    """Raise ValueError unless these orders have `seq` tokens and suit the pattern, there is a head for each, and causality holds.
-
-    A curve through a grid puts what lies side by side in neighborhoods of cells that do not.
-    """
+    """Raise ValueError unless these orders have `seq` tokens and suit the pattern, the heads, and causality."""
     by_cells = [branch for branch in pattern.branches if branch.goes_by_cells]
     for order in orders:
         if len(order) != seq:
@@ -76,8 +73,8 @@ def check_orders(orders: Orders, seq: int, kv_heads: int, pattern: Pattern, is_c
         return
     if len(orders) > 1:
         raise ValueError(
-            f"is_causal=True with {len(orders)} orders would let tokens see their future through one another: what is before a "
-            "token in one order is after it in another; give one order"
+            f"is_causal=True with {len(orders)} orders would let tokens see their future: a token that is "
+            "earlier in one order is later in another; give one order"
         )
     if not orders[0].is_generation_order:
         raise ValueError(
@@ -98,11 +95,7 @@ def used_orders(orders: Orders, first: int, kv_heads: int) -> tuple[Orders, int]
 
 
 def move_heads(x: Tensor, orders: Orders, first: int, kv_heads: int, inverse: bool = False) -> Tensor:
-    """Move the rows of each head of `x` `(batch, seq, heads, ...)` by its own order.
-
-    Key/value head j of these tensors is head `first + j` of the model and uses order `(first + j) mod len(orders)`. Several heads
-    of `x` may share one key/value head.
-    """
+    """Move the rows of each head of `x` `(batch, seq, heads, ...)`: key/value head j by order `(first + j) mod len(orders)`."""
     parts = group_heads(x, len(orders), first, kv_heads)
     moved = [order.restore(part) if inverse else order.apply(part) for order, part in zip(orders, parts, strict=True)]
     return ungroup_heads(moved, first, kv_heads)

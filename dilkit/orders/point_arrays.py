@@ -56,7 +56,7 @@ def integers(name: str, x: Any) -> Array:
     array = numbers(name, x)
     if array.dtype.kind == "f":
         raise TypeError(
-            f"{name} is of dtype {array.dtype}; a curve goes through whole cells: pass the cells that the points lie in, "
+            f"{name} is of dtype {array.dtype}; a curve visits integer cells: pass the cells of the points, "
             f"np.floor(({name} - {name}.min(0)) / cell).astype(int), or sort with sort_points({name}, cell=...)"
         )
     return array

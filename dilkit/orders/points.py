@@ -186,7 +186,9 @@ def _cells(axis: Array, cell: int | float) -> Array:
     of_floats = axis.dtype.kind == "f"
     low, high = (float(x) if of_floats else int(x) for x in (axis.min(), axis.max()))
     if not (isfinite(low) and isfinite(high)):
-        raise ValueError(f"coords has coordinates from {low} to {high}; leave out the points that have one that is not finite")
+        raise ValueError(
+            f"coords has coordinates from {low} to {high}; leave out the points that hold a number that is not finite"
+        )
     if (span := (high - low) / cell) >= 2**31:
         raise ValueError(f"coords span {span:.3g} cells; a code has room for at most 2**31: pass a larger cell")
     if high - low < cell:

@@ -1,4 +1,4 @@
-"""State tables of the Hilbert and Morton curves: finite-state machines that convert points to codes and back."""
+"""Tables of the Hilbert and Morton curves: of its path through a block of cells, and machines between points and codes."""
 
 from __future__ import annotations
 
@@ -30,6 +30,30 @@ HILBERT: dict[int, tuple[Orientation, ...]] = {
 
 The d-th part that the curve visits is at the corner whose bits, the first axis highest, are the Gray code of d, `d ^ d >> 1`.
 """
+
+BLOCK_BITS = {2: 4, 3: 3}
+"""Bits of a coordinate within a block of cells, by ndim."""
+
+
+@cache
+def block_tables(ndim: int) -> tuple[NDArray[np.uint16], NDArray[np.uint8], NDArray[np.uint8]]:
+    """Return the tables of `HilbertTables` (c/curves/curves.h): cells and inner states `(states, cells)`, and states before."""
+    parts, orientations, inner = HILBERT[ndim], [(tuple(range(ndim)), (0,) * ndim)], []
+    for orientation in orientations:  # which grow until none is new
+        states = [_compose(orientation, part) for part in parts]
+        orientations += [state for i, state in enumerate(states) if state not in orientations and state not in states[:i]]
+        inner.append([orientations.index(state) for state in states])
+    corners = [tuple((i ^ i >> 1) >> place & 1 for place in reversed(range(ndim))) for i in range(2**ndim)]
+    step = np.array([[_apply(orientation, corner) for corner in corners] for orientation in orientations])
+    next_state, state = np.array(inner), np.arange(len(inner))[:, None]
+    cells = np.zeros((len(inner), 1, ndim), np.int64)
+    for _ in range(BLOCK_BITS[ndim]):
+        cells = (2 * cells[:, :, None] + step[state]).reshape(len(inner), -1, ndim)
+        state = next_state[state].reshape(len(inner), -1)
+    before = np.empty(len(inner), np.uint8)
+    before[next_state[:, 0]] = np.arange(len(inner))
+    cell = cells @ (1 << BLOCK_BITS[ndim] * np.arange(ndim)[::-1])
+    return cell.astype(np.uint16), state.astype(np.uint8), before
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,8 +44,7 @@ class Proof:
 def failure(backend: Backend, problem: Problem, run: bool) -> str:
     """Return why the kernels of `backend` are not to be trusted with `problem`; empty if they are, or if they need no proof.
 
-    `run`: make a proof that is not known; without it, unknown kernels are trusted. Raises RuntimeError where one is needed while
-    a CUDA graph is captured, and ValueError for a malformed `DILKIT_GPU_PROOF`.
+    `run`: make a proof that is not known; without it, unknown kernels are trusted. Raises RuntimeError under capture.
     """
     mode = environment.gpu_proof()
     if mode == "off" or problem.device.assumed:

@@ -25,10 +25,7 @@ def seconds(problem: Problem) -> Seconds:
 
 
 def measured(device: Device, shape: TunedShape | TunedKernel) -> Seconds:
-    """Return what was measured on `device`, fastest first; empty if nothing was.
-
-    Warns, once for each file, if the file is malformed or out of date for this kind of device.
-    """
+    """Return what was measured on `device`, fastest first, if anything; warn once of a file that is malformed or out of date."""
     path = environment.tuned_file()
     if path is None or device.assumed:
         return ()
@@ -64,9 +61,7 @@ def shape_of(problem: Problem) -> TunedShape:
 
 
 def branches_of(problem: Problem) -> str:
-    """Return the branches as "2048/1 4096/2": segment length, rounded to a power of two and at most `seq`, and rate; others by
-    call.
-    """
+    """Return the branches as "2048/1 4096/2": segment length, rounded to a power of two, and rate; others by call."""
     pattern, seq = problem.pattern, max(problem.seq, 1)
     parts = [
         f"{bucket(min(b.segment_length, seq))}/{b.dilation_rate}" if isinstance(b, DilatedSegment) else b.call()
@@ -83,9 +78,7 @@ _warned: dict[str, object] = {}
 
 @lru_cache(maxsize=8)
 def _read(path: Path, generation: int) -> tuple[dict[tuple[TunedSetup, TunedShape | TunedKernel], Seconds], str]:
-    """Read the measurements in `path`, by setup and shape, and the fault of the file; a missing one is a fault if a variable
-    names it.
-    """
+    """Read the measurements in `path` and the fault of the file; a missing one is a fault if a variable names it."""
     if environment.tuned().strip() and not path.exists():
         return {}, "there is no such file"
     try:

@@ -46,10 +46,7 @@ class TunedSetup:
 
 @dataclass(frozen=True)
 class TunedShape:
-    """The facts of a problem that a measured time depends on. `seq` and segment lengths are rounded to powers of two.
-
-    Fields with a default are in files only where they are true: a backend may run another kernel then.
-    """
+    """The facts of a problem that a measured time depends on, lengths as powers of two; defaults are not in files."""
 
     dtype: str
     head_dim: int

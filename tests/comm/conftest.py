@@ -1,6 +1,4 @@
-"""Where ranks that are threads run."""
-
-from __future__ import annotations
+"""Threads of ranks."""
 
 import os
 from collections.abc import Iterator
@@ -10,7 +8,7 @@ import torch
 
 
 @pytest.fixture
-def on_one_core(request: pytest.FixtureRequest) -> Iterator[None]:
+def on_one_core(request) -> Iterator[None]:
     """Run a quick test's threads on one core, another for each worker.
 
     Ranks of a small problem pass Python's lock at every operator, which takes twice their CPU time over several cores.

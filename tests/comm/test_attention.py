@@ -1,10 +1,7 @@
-"""Dilated attention over ranks as threads: right by the oracle, bitwise where promised, and as the plan counts its bytes."""
-
-from __future__ import annotations
+"""Dilated attention over ranks as threads."""
 
 import random
 import zlib
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -19,7 +16,7 @@ from helpers.strategies import patterns_with_heads
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from dilkit import Pattern, TokenOrder, use_backend
+from dilkit import DilatedSegment, Pattern, SlidingWindow, TokenOrder, use_backend
 from dilkit.comm import ring_dilated_attention, run_threads, shard_cuts
 from dilkit.oracle import oracle_attention
 from dilkit.problem import DTYPES
@@ -47,20 +44,18 @@ def _drawn(case: Case, backend: str) -> tuple[tuple[int, ...], dict[str, Any]]:
 
 
 LIST = [case for at, case in enumerate(PROBLEMS) if case.feature == "mix" or at % len(DTYPES) == at // len(DTYPES) % len(DTYPES)]
-"""Each variant in one dtype, the next in the next."""
 
 
 def able_backends(case: Case) -> list[str]:
     return [name for name in ABLE if _decide(name, case, "cpu", case.gradients).verdict == "picked"]
 
 
-def first_of_six(at: int, case: Case) -> Any:
-    """Five cases of six wait for the slow tests: every case is computed by the backends anyway."""
+def first_of_six(at: int, case: Case):
     return pytest.param(at, case, marks=[pytest.mark.slow] if at % 6 else [])
 
 
 @pytest.mark.parametrize(("at", "case"), [first_of_six(at, case) for at, case in enumerate(LIST)], ids=[c.name for c in LIST])
-def test_problem_list_over_ranks(at: int, case: Case) -> None:
+def test_problem_list_over_ranks(at, case):
     able = able_backends(case)
     backend = able[at % len(able)]
     cuts, options = _drawn(case, backend)
@@ -71,7 +66,7 @@ def test_problem_list_over_ranks(at: int, case: Case) -> None:
 
 
 @pytest.mark.parametrize(("backend", "schedule", "dtype", "world_size"), every_pair(ABLE, SCHEDULES, DTYPES, (4, 5)))
-def test_every_schedule_and_dtype(backend: str, schedule: str, dtype: str, world_size: int) -> None:
+def test_every_schedule_and_dtype(backend, schedule, dtype, world_size):
     case = replace(CASE, dtype=dtype, is_causal=world_size == 5, mask="random", kv_heads=2)
     found = of_case(case, uneven_cuts(case.seq, world_size), schedule=schedule, backend=backend)
     assert_right(case, found)
@@ -80,14 +75,14 @@ def test_every_schedule_and_dtype(backend: str, schedule: str, dtype: str, world
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("seq", all_but([8, 9, 23, 25, 96, 98], [7, 8, 9, 23, 24, 25, 96, 97, 98]))
-def test_odd_lengths_and_segments_that_end_beside_a_shard(seq: int) -> None:
+def test_odd_lengths_and_segments_that_end_beside_a_shard(seq):
     for is_causal, schedule in ((False, "auto"), (True, "ring"), (True, "gather")):
         case = replace(CASE, seq=seq, variant=str(seq), is_causal=is_causal, mask="random")
         assert_right(case, of_case(case, uneven_cuts(seq, min(seq, 6), seed=1), schedule=schedule))
 
 
 @pytest.mark.parametrize(("mask", "schedule"), diagonal(("left", "right", "element", "all"), SCHEDULES))
-def test_rows_that_see_nothing(mask: str, schedule: str) -> None:
+def test_rows_that_see_nothing(mask, schedule):
     case = replace(CASE, mask=mask, is_causal=True, pattern=Pattern([16, 101], [4, 7]))
     found = of_case(case, uneven_cuts(case.seq, 4), schedule=schedule)
     assert_right(case, found)
@@ -98,7 +93,7 @@ def test_rows_that_see_nothing(mask: str, schedule: str) -> None:
 
 @pytest.mark.parametrize("backend", ["native", "reference"])
 @EACH_SCHEDULE
-def test_large_scores_where_shards_differ_in_length(backend: str, schedule: str) -> None:
+def test_large_scores_where_shards_differ_in_length(backend, schedule):
     """Problems with more keys than queries are filled up: what stands in must not overflow.
 
     Not with sdpa: such scores leave it few digits, on one rank alone as well.
@@ -112,7 +107,7 @@ def test_large_scores_where_shards_differ_in_length(backend: str, schedule: str)
 @TURNS
 @settings(deadline=None, max_examples=15)
 @given(st.data())
-def test_anything(turn: int, data: st.DataObject) -> None:
+def test_anything(turn, data):
     pattern, (heads, kv_heads) = data.draw(patterns_with_heads())
     world_size = data.draw(st.integers(1, 8))
     seq = data.draw(st.integers(world_size, 50))
@@ -136,11 +131,12 @@ CHOSEN = ("native", "float32"), ("sdpa", "bfloat16")
     ("backend", "dtype"),
     [pytest.param(*one, marks=[] if one in CHOSEN else pytest.mark.slow) for one in product(ABLE, DTYPES)],
 )
-def test_branches_one_by_one_give_the_same_bits_for_every_world_size(backend: str, dtype: str) -> None:
+def test_branches_one_by_one_give_the_same_bits_for_every_world_size(backend, dtype):
     small = replace(CASE, dtype=dtype, is_causal=True, kv_heads=2)
     # Many segments: how a backend cuts up its work may depend on how many problems it is given at once.
     many = replace(CASE, dtype=dtype, seq=256, heads=8, batch=1, pattern=Pattern([32, 64, 256], [1, 2, 8]))
-    for case in (small, replace(small, is_causal=False, mask="random"), many):
+    kinds = replace(small, pattern=Pattern.of(SlidingWindow(7), DilatedSegment(16, 2)))
+    for case in (small, replace(small, is_causal=False, mask="random"), many, kinds):
         one = of_case(case, (0, case.seq), backend=backend, fuse_branches=False)
         assert_right(case, one)
         for world_size in (3, 8):
@@ -154,17 +150,17 @@ DENSE_TOO = Pattern([24, 97], [1, 5])
 """Every row sees a key: its lse is a number."""
 
 
-def on_ranks(world_size: int, function: Any, **options: Any) -> list[Any]:
+def on_ranks(world_size: int, function, **options) -> list[Any]:
     cuts = even_cuts(CASE.seq, world_size)
     return run_threads(world_size, lambda comm: function(comm, slice(*cuts[comm.rank : comm.rank + 2])), timeout=20, **options)
 
 
-def _qkv(**options: Any) -> list[Tensor]:
+def _qkv(**options) -> list[Tensor]:
     return [torch.randn(2, CASE.seq, 4, 8, **options) for _ in range(3)]
 
 
 @EACH_SCHEDULE
-def test_without_lse_there_is_out_alone_and_without_gradients_nothing_is_recorded(schedule: str) -> None:
+def test_without_lse_there_is_out_alone_and_without_gradients_nothing_is_recorded(schedule):
     qkv = _qkv()
 
     def attend(comm, rows):
@@ -182,7 +178,7 @@ def test_without_lse_there_is_out_alone_and_without_gradients_nothing_is_recorde
 
 
 @EACH_SCHEDULE
-def test_gradients_through_lse_on_one_rank_alone(schedule: str) -> None:
+def test_gradients_through_lse_on_one_rank_alone(schedule):
     qkv, weight = [x.double() for x in _qkv()], torch.randn(2, 4, CASE.seq, dtype=torch.float64)
     first, last = even_cuts(CASE.seq, 3)[1:3]
     weight[:, :, :first], weight[:, :, last:] = 0.0, 0.0
@@ -210,7 +206,7 @@ def test_gradients_through_lse_on_one_rank_alone(schedule: str) -> None:
     ids=str,
 )
 @EACH_SCHEDULE
-def test_autocast_computes_in_its_dtype(dtype: torch.dtype, low: torch.dtype, computed: torch.dtype, schedule: str) -> None:
+def test_autocast_computes_in_its_dtype(dtype, low, computed, schedule):
     qkv = _qkv(dtype=dtype)
 
     def attend(comm, rows):
@@ -231,7 +227,7 @@ def test_autocast_computes_in_its_dtype(dtype: torch.dtype, low: torch.dtype, co
 
 
 @EACH_SCHEDULE
-def test_the_backward_pass_uses_the_backend_of_the_forward_pass(schedule: str) -> None:
+def test_the_backward_pass_uses_the_backend_of_the_forward_pass(schedule):
     """Gradients of another backend would not be reproducible."""
     qkv = _qkv()
 
@@ -250,7 +246,7 @@ def test_the_backward_pass_uses_the_backend_of_the_forward_pass(schedule: str) -
     on_ranks(3, attend)
 
 
-def test_gradients_add_up_over_calls_whose_backward_passes_come_in_another_order() -> None:
+def test_gradients_add_up_over_calls_whose_backward_passes_come_in_another_order():
     qkv = _qkv(dtype=torch.float64)
 
     def attend(comm, rows):
@@ -269,7 +265,7 @@ def test_gradients_add_up_over_calls_whose_backward_passes_come_in_another_order
 
 @pytest.mark.parametrize("order", [None, TokenOrder.from_permutation(range(CASE.seq)[::-1])], ids=["", "along an order"])
 @pytest.mark.parametrize("loss", [torch.sum, lambda out: out.square().sum()], ids=["sum", "squares"])
-def test_double_backward_is_refused(loss: Callable[[Tensor], Tensor], order: TokenOrder | None) -> None:
+def test_double_backward_is_refused(loss, order):
     qkv = _qkv()
 
     def attend(comm, rows):
@@ -285,7 +281,7 @@ def test_double_backward_is_refused(loss: Callable[[Tensor], Tensor], order: Tok
     on_ranks(2, attend)
 
 
-def test_an_empty_batch() -> None:
+def test_an_empty_batch():
     def attend(comm, _):
         shards = [torch.randn(0, 5, 4, 8, requires_grad=True) for _ in range(3)]
         for schedule in SCHEDULES:

@@ -1,6 +1,4 @@
-"""What training needs of ranks besides the attention: sums and copies that are the same on all of them."""
-
-from __future__ import annotations
+"""Sums over ranks and copies from one."""
 
 import pytest
 import torch
@@ -19,7 +17,7 @@ def drawn(rank: int, dtype: torch.dtype) -> list[Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 40])
-def test_sums_are_right_and_the_same_bits_on_every_rank(world_size: int, dtype: torch.dtype) -> None:
+def test_sums_are_right_and_the_same_bits_on_every_rank(world_size, dtype):
     """Added up in the order of ranks, in float32 at least; what is sent does not grow with the ranks."""
 
     def on_rank(comm):
@@ -38,7 +36,7 @@ def test_sums_are_right_and_the_same_bits_on_every_rank(world_size: int, dtype: 
     assert sum(sent for _, sent in found) == 2 * (world_size - 1) * 33 * wide.itemsize
 
 
-def test_what_cannot_be_summed_is_refused_on_all_ranks() -> None:
+def test_what_cannot_be_summed_is_refused_on_all_ranks():
     def on_rank(comm, wrong):
         good = torch.zeros(4)
         with pytest.raises((TypeError, PlanMismatch)) as caught:
@@ -52,7 +50,7 @@ def test_what_cannot_be_summed_is_refused_on_all_ranks() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("source", [0, 2])
-def test_copies_are_what_the_source_has(source: int, dtype: torch.dtype) -> None:
+def test_copies_are_what_the_source_has(source, dtype):
     def on_rank(comm):
         tensors = [x.requires_grad_() for x in drawn(comm.rank, dtype)]
         copy_from_rank(tensors, comm, source)

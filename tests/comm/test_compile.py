@@ -1,11 +1,8 @@
-"""Attention over ranks under torch.compile, on one rank: no break of the graph, the order of exchanges, torch's own checks."""
-
-from __future__ import annotations
+"""Attention over ranks under torch.compile, on one rank."""
 
 import gc
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -31,19 +28,18 @@ def comm() -> ThreadComm:
     return ThreadComm(_Mailbox(1, ()), 0, 5.0)
 
 
-def rows(seq: int = 20, **options: Any) -> Tensor:
+def rows(seq: int = 20, **options) -> Tensor:
     return torch.randn(2, seq, 4, 8, **options)
 
 
-def test_a_step_is_one_graph(comm: ThreadComm) -> None:
-    """`fullgraph` would let sizes be unknown that else break the graph."""
+def test_a_step_is_one_graph(comm):
     layer = MultiheadDilatedAttention(32, 4, RingDilatedAttention(PATTERN, comm), rotary=True)
     found = torch._dynamo.explain(lambda x: layer(x.sin())[0].cos())(torch.randn(1, 20, 32))
     assert (found.graph_count, found.graph_break_count) == (1, 0), found.break_reasons
 
 
 @pytest.mark.slow
-def test_what_the_operators_cannot_be_given_breaks_the_graph_and_is_computed(comm: ThreadComm) -> None:
+def test_what_the_operators_cannot_be_given_breaks_the_graph_and_is_computed(comm):
     grid, x = order((4, 5)), rows()
 
     def along(x):
@@ -75,7 +71,7 @@ def graphs_of(step: Callable[[Tensor], Tensor]) -> dict[str, list[torch.fx.Node]
     return graphs
 
 
-def test_the_order_of_exchanges_is_that_of_the_program(comm: ThreadComm) -> None:
+def test_the_order_of_exchanges_is_that_of_the_program(comm):
     """Independent operators get a token of the one before, in both passes."""
 
     def aside(x):
@@ -92,7 +88,7 @@ def test_the_order_of_exchanges_is_that_of_the_program(comm: ThreadComm) -> None
     assert not any(map(len, order_of_exchanges._LATEST.values()))
 
 
-def test_layers_are_computed_again_one_by_one(comm: ThreadComm) -> None:
+def test_layers_are_computed_again_one_by_one(comm):
     """The order of exchanges asks for no layer before the backward pass comes to it."""
 
     def layers(x):
@@ -104,7 +100,7 @@ def test_layers_are_computed_again_one_by_one(comm: ThreadComm) -> None:
     assert [node.target for node in graphs_of(layers)["backward"]] == [again, gradient] * 3
 
 
-def test_a_backward_pass_that_computes_again_draws_no_other_seed(comm: ThreadComm) -> None:
+def test_a_backward_pass_that_computes_again_draws_no_other_seed(comm):
     def wave(x):
         out = ring_dilated_attention(x.sin(), x.cos(), x.sin(), PATTERN, comm, dropout_p=0.5)
         return (out.sin() * out.cos()).exp()
@@ -117,7 +113,7 @@ def test_a_backward_pass_that_computes_again_draws_no_other_seed(comm: ThreadCom
     torch.testing.assert_close(*found)
 
 
-def test_opcheck(comm: ThreadComm) -> None:
+def test_opcheck(comm):
     mask, sink = torch.rand(2, 20) < 0.3, torch.randn(4, requires_grad=True)
     inputs = [rows(requires_grad=True) for _ in range(3)]
     given = Arguments(Inputs(*inputs, mask, sink=sink), PATTERN, True, 0.3, 0.0, "reference", "auto", True, None, True)
@@ -130,7 +126,7 @@ def test_opcheck(comm: ThreadComm) -> None:
 
 
 @pytest.mark.slow
-def test_under_autocast_and_without_gradients(comm: ThreadComm) -> None:
+def test_under_autocast_and_without_gradients(comm):
     x = rows(requires_grad=True)
 
     def attend(x):
@@ -145,7 +141,7 @@ def test_under_autocast_and_without_gradients(comm: ThreadComm) -> None:
 
 
 @pytest.mark.slow
-def test_numbers_and_lengths_may_change_from_call_to_call(comm: ThreadComm) -> None:
+def test_numbers_and_lengths_may_change_from_call_to_call(comm):
     def attend(x, scale, dropout_p=0.0):
         return ring_dilated_attention(x, x, x, PATTERN, comm, scale=scale, dropout_p=dropout_p)
 
@@ -162,7 +158,7 @@ def test_numbers_and_lengths_may_change_from_call_to_call(comm: ThreadComm) -> N
     torch.testing.assert_close(marked(x), dilated_attention(x, x, x, PATTERN, scale=0.5))
 
 
-def test_two_transports_of_one_process_are_not_taken_for_each_other(comm: ThreadComm) -> None:
+def test_two_transports_of_one_process_are_not_taken_for_each_other(comm):
     other = ThreadComm(_Mailbox(1, ()), 0, 5.0)
     compiled = torch.compile(lambda x, comm: positions(2, comm) + x, fullgraph=True, backend="aot_eager")
     for one in (comm, other, comm):
@@ -171,7 +167,7 @@ def test_two_transports_of_one_process_are_not_taken_for_each_other(comm: Thread
         assert one.exchanges == before + 1
 
 
-def test_a_transport_that_is_gone_is_named() -> None:
+def test_a_transport_that_is_gone_is_named():
     handle = ThreadComm(_Mailbox(1, ()), 0, 5.0).handle
     gc.collect()
     with pytest.raises(RuntimeError, match=rf"comm: no transport of this process has the handle '{handle}'"):

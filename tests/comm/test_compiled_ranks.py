@@ -1,9 +1,4 @@
-"""Attention over ranks under torch.compile, on two ranks: the results, the messages and the errors of plain calls.
-
-Ranks are processes: `torch.compile` is not made for threads.
-"""
-
-from __future__ import annotations
+"""Attention over ranks under torch.compile, on two processes, which `torch.compile` is made for."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,13 +17,12 @@ from dilkit.comm import Comm, PlanMismatch, RingDilatedAttention, ring_dilated_a
 PATTERN = Pattern([8, 24, 96], [1, 2, 4])
 HEADS, HEAD_DIM = 4, 8
 Make = Callable[["Comm | None"], nn.Module]
-"""A module over ranks; without them, the same on the whole sequence."""
 
 
 class Functions(nn.Module):
     """Calls of the function: with every argument, and two that do not depend on each other, one of few gradients."""
 
-    def __init__(self, comm: Comm | None, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(self, comm: Comm | None, dtype: torch.dtype = torch.float64):
         super().__init__()
         self.attend: Any = dilated_attention if comm is None else partial(ring_dilated_attention, comm=comm)
         self.kept: dict[str, Any] = {} if comm is None else dict(keep="nothing")
@@ -48,7 +42,7 @@ class Functions(nn.Module):
 class Network(nn.Module):
     """Layers with rotary positions, each of them computed again in the backward pass."""
 
-    def __init__(self, comm: Comm | None, checkpointed: bool = True, layers: int = 2, **options: Any) -> None:
+    def __init__(self, comm: Comm | None, checkpointed: bool = True, layers: int = 2, **options):
         super().__init__()
         inner = DilatedAttention(PATTERN) if comm is None else RingDilatedAttention(PATTERN, comm)
         torch.manual_seed(0)
@@ -81,12 +75,12 @@ def step(module: nn.Module, call: Callable[..., Tensor], x: Tensor, mask: Tensor
     return [out.detach(), *torch.autograd.grad(out.sin().sum(), [x, *module.parameters()])]
 
 
-def counted(comm: Comm, *arguments: Any) -> tuple[list[Tensor], tuple[int, int]]:
+def counted(comm: Comm, *arguments) -> tuple[list[Tensor], tuple[int, int]]:
     before = comm.sent_bytes, comm.exchanges
     return step(*arguments), (comm.sent_bytes - before[0], comm.exchanges - before[1])
 
 
-def check(comm: Comm, make: Make, backend: str, *seqs: int, dtype: torch.dtype = torch.float64, **options: Any) -> None:
+def check(comm: Comm, make: Make, backend: str, *seqs: int, dtype: torch.dtype = torch.float64, **options):
     """Compare a compiled step without breaks with the plain one and one process: bits for `aot_eager`, else within rounding."""
     import torch._inductor.config
 
@@ -115,21 +109,20 @@ def own_part(comm: Comm, found: list[Tensor], expected: list[Tensor]) -> list[Te
     return [x - (others - want) for x, others, want in zip(found, total, expected, strict=True)]
 
 
-def essentials(comm: Comm) -> None:
+def essentials(comm: Comm):
     check(comm, Functions, "aot_eager", 50)
     check(comm, partial(Network, layers=1), "aot_eager", 40)
     refuse(comm, key_padding_mask=torch.zeros(1, 3, dtype=torch.bool))
 
 
-def further(comm: Comm) -> None:
+def further(comm: Comm):
     check(comm, Network, "aot_eager", 40, 57)
     check(comm, partial(Network, checkpointed=False, num_kv_heads=2, sink=False), "aot_eager", 40, 57, 63, dynamic=True)
     check(comm, partial(Functions, dtype=torch.bfloat16), "aot_eager", 50, dtype=torch.bfloat16)
     check(comm, partial(Network, dtype=torch.bfloat16), "aot_eager", 50, dtype=torch.bfloat16)
 
 
-def on_inductor(comm: Comm) -> None:
-    """A part of it: C++ takes long to compile."""
+def on_inductor(comm: Comm):
     import torch._inductor.config
 
     torch._inductor.config.fallback_random = True  # seeds are drawn as torch draws them
@@ -137,7 +130,7 @@ def on_inductor(comm: Comm) -> None:
     check(comm, partial(Network, layers=1, dtype=torch.bfloat16), "inductor", 50, dtype=torch.bfloat16)
 
 
-def refused(comm: Comm) -> None:
+def refused(comm: Comm):
     refuse(comm, schedule="any", sink=torch.zeros(HEADS + 1), dropout_p=1.0, is_causal=1, backend="nobody", query=torch.ones(3))
     compiled = torch.compile(ring_dilated_attention, fullgraph=True, backend="aot_eager")
     x = torch.randn(1, 20, HEADS, HEAD_DIM)
@@ -149,7 +142,7 @@ def refused(comm: Comm) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-def refuse(comm: Comm, **wrong: Any) -> None:
+def refuse(comm: Comm, **wrong):
     """Assert that errors on all ranks name each of these arguments of rank 1."""
     compiled = torch.compile(ring_dilated_attention, fullgraph=True, backend="aot_eager")
     x = torch.randn(1, 20, HEADS, HEAD_DIM)
@@ -169,5 +162,5 @@ def refuse(comm: Comm, **wrong: Any) -> None:
         pytest.param(on_inductor, marks=[pytest.mark.slow, NEEDS_COMPILER]),
     ],
 )
-def test_two_ranks(work: Callable[[Comm], None]) -> None:
+def test_two_ranks(work):
     launch.run("gloo", 2, work, limit=280)

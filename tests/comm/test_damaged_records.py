@@ -1,9 +1,4 @@
-"""Records that are damaged on their way, or of another version: ranks go on by what they say, so that must be noticed.
-
-Contents of other messages are left to the checksums of the network, as in TCP, MPI and NCCL.
-"""
-
-from __future__ import annotations
+"""Records that are damaged on their way, or of another version; contents of other messages are left to the network."""
 
 import pytest
 import torch
@@ -19,7 +14,7 @@ TIMEOUT = 5.0
 
 
 class Damage:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         self.at, self.record = -1, b""
         send = ThreadComm._send
 
@@ -43,7 +38,7 @@ def attend(comm: Comm) -> CommError | None:
     return None
 
 
-def test_every_byte_of_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_byte_of_the_arguments(monkeypatch):
     damage = Damage(monkeypatch)
     assert run_threads(2, attend, timeout=TIMEOUT) == [None, None]
     length = len(damage.record.rstrip(b"\0"))
@@ -57,7 +52,7 @@ def test_every_byte_of_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
         assert run_threads(2, attend, timeout=TIMEOUT) == [None, None]
 
 
-def test_a_transport_is_not_used_after_a_damaged_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transport_is_not_used_after_a_damaged_record(monkeypatch):
     Damage(monkeypatch).at = 8
 
     def on_rank(comm):
@@ -72,7 +67,7 @@ def test_a_transport_is_not_used_after_a_damaged_record(monkeypatch: pytest.Monk
     run_threads(2, on_rank, timeout=TIMEOUT)
 
 
-def test_facts_of_a_rank_that_lack_what_may_differ() -> None:
+def test_facts_of_a_rank_that_lack_what_may_differ():
     def on_rank(comm):
         facts = {"rows": 3} if comm.rank else {"lines": 3}
         with pytest.raises(PlanMismatch, match="the facts of rank 0 cannot be read; do all ranks run the same version"):
@@ -84,7 +79,7 @@ def test_facts_of_a_rank_that_lack_what_may_differ() -> None:
 @pytest.mark.parametrize(
     ("sent", "shown"), [(b"0.1.7", "0.1.7"), (b'{"step": "arguments of', "from before records had versions")]
 )
-def test_another_version_is_named_on_every_rank(sent: bytes, shown: str) -> None:
+def test_another_version_is_named_on_every_rank(sent, shown):
     def on_rank(comm):
         if comm.rank == 2:
             comm._version = sent

@@ -1,10 +1,7 @@
-"""Over ranks on a GPU, without one: tensors that say they lie on it, and are refused together with others, as torch does."""
-
-from __future__ import annotations
+"""Ranks on a GPU, without one: tensors say that they lie on it, and torch would refuse them together with others."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from dilkit.comm import exchange_plan, run_threads
 from dilkit.comm.passes.attention_op import AttentionOp
-from dilkit.comm.passes.autograd import PassContext, _backward, _forward
+from dilkit.comm.passes.autograd import PassContext, _backward, forward_pass
 from dilkit.comm.transports.threads import ThreadComm
 from dilkit.inputs import Inputs
 from dilkit.op.call_options import CallOptions
@@ -30,7 +27,7 @@ CASE = Case(feature="over ranks", variant="devices", pattern=PATTERN, seq=97, kv
 class PretendedGpu(TorchFunctionMode):
     """Within the block, tensors for the GPU lie in host memory and say that they do not."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs, tensors = kwargs or {}, [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         there = [x for x in tensors if on_gpu(x)]
         if there and func == Tensor.device.__get__:
@@ -47,7 +44,7 @@ class PretendedGpu(TorchFunctionMode):
         return put(found) if (named == [GPU] if named else there) else found
 
 
-def put(found: Any) -> Any:
+def put(found):
     def marked(x):
         if isinstance(x, Tensor) and not on_gpu(x):
             x = x.detach()
@@ -62,7 +59,7 @@ def on_gpu(x: Tensor) -> bool:
     return "on_gpu" in x.__dict__
 
 
-def rank_of(case: Case, cuts: tuple[int, ...], gpu: bool, **options: Any) -> Callable[[ThreadComm], list[Tensor]]:
+def rank_of(case: Case, cuts: tuple[int, ...], gpu: bool, **options) -> Callable[[ThreadComm], list[Tensor]]:
     tensors = make_tensors(case)
     plan = exchange_plan(case.pattern, cuts, case.heads, case.kv_heads, is_causal=case.is_causal, **options)
 
@@ -75,7 +72,7 @@ def rank_of(case: Case, cuts: tuple[int, ...], gpu: bool, **options: Any) -> Cal
         op = AttentionOp(CallOptions(case.pattern, requires_grad=True, scale=0.3))
         context = PassContext(op, comm, plan, len(query), query.device, gradients="qkv", began=0)
         inputs = Inputs(query, key, value, mask)
-        out, lse, held = _forward(context, inputs)
+        _, out, lse, held = forward_pass(context, inputs)
         *grads, _ = _backward(context, dout, inputs, out, lse, held)
         return [out, lse, *grads]
 
@@ -90,7 +87,7 @@ def rank_of(case: Case, cuts: tuple[int, ...], gpu: bool, **options: Any) -> Cal
 
 @pytest.mark.parametrize("schedule", ["auto", "scatter", "gather", "ring", "one by one"])
 @pytest.mark.parametrize(("cuts", "is_causal"), [(even_cuts, True), (uneven_cuts, False)])
-def test_what_is_computed_with_lies_where_the_rows_do(schedule: str, cuts: Any, is_causal: bool) -> None:
+def test_what_is_computed_with_lies_where_the_rows_do(schedule, cuts, is_causal):
     one_by_one = schedule == "one by one"
     options = dict(schedule="auto" if one_by_one else schedule, fuse_branches=not one_by_one)
     case, shards = replace(CASE, is_causal=is_causal), cuts(CASE.seq, RANKS)

@@ -1,9 +1,4 @@
-"""A training under torchrun that is killed in the middle of a step goes on from what it saved: the program of docs/failures.md.
-
-A host is a torchrun here. The kill comes in step 6, after the checkpoint of step 3.
-"""
-
-from __future__ import annotations
+"""A training under torchrun, killed in step 6, goes on from the checkpoint of step 3: the program of docs/failures.md."""
 
 import re
 import shlex
@@ -38,7 +33,6 @@ LATER = f'import os, time\ntime.sleep(float(os.environ["RANK"]))\n{JOINED}'
 
 
 def trained(folder: Path, hosts: Sequence[str], ranks: int, program: str = PROGRAM) -> list[str]:
-    """Return the output of each torchrun; the first must end well, and none leaves a process behind."""
     (folder / "elastic.py").write_text(program.replace(JOINED, LATER))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -63,7 +57,7 @@ def losses(*texts: str) -> dict[tuple[int, int], str]:
 
 
 @pytest.fixture(scope="module")
-def one_host_fewer(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], str]:
+def one_host_fewer(tmp_path_factory) -> dict[tuple[int, int], str]:
     """Return the losses after a host's ranks die with its torchrun, and the other goes on with one rank."""
     killed = KILLED.format(who='os.environ["HOST"] == "B"', processes="[os.getppid(), os.getpid()]")
     killed = killed.replace("    if step", "    import os\n    if step", 1).replace("import os, signal", "import signal")
@@ -74,12 +68,12 @@ def one_host_fewer(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, 
     return found
 
 
-def test_with_one_host_fewer_the_losses_go_on(one_host_fewer: dict[tuple[int, int], str]) -> None:
+def test_with_one_host_fewer_the_losses_go_on(one_host_fewer):
     for step in (4, 5):
         assert float(one_host_fewer[step, 1]) == pytest.approx(float(one_host_fewer[step, 2]), rel=1e-6)
 
 
-def test_a_rank_that_dies_is_started_again_with_the_same_bits(one_host_fewer: dict[tuple[int, int], str], tmp_path: Path) -> None:
+def test_a_rank_that_dies_is_started_again_with_the_same_bits(one_host_fewer, tmp_path):
     """Repeated steps and those of the other job have the same bits; the last steps differ by rounding."""
     killed = KILLED.format(who="comm.rank == 1", processes="[os.getpid()]")
     (text,) = trained(tmp_path, ["A"], 2, PROGRAM.replace(IN_A_STEP, killed))

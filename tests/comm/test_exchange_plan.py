@@ -1,6 +1,4 @@
-"""Exchange plans, without communication: who computes what, with which rows, and how many bytes that takes."""
-
-from __future__ import annotations
+"""Exchange plans, without communication."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, is_dataclass, replace
@@ -56,7 +54,6 @@ def plans(
 
 
 ANY_PLANS = plans() | plans(patterns=mixes_with_heads(tokens=48))
-"""Of patterns of segments, and of any kinds of branches in any mix."""
 
 
 @dataclass
@@ -68,7 +65,7 @@ class Computed:
     pairs: list[Labels] = field(init=False)
     """By rank: how many times each query sees each key there, `(batch, heads, seq, seq)`."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         plan, ranks = self.plan, range(self.plan.world_size)
         self.tables = [index_tables(plan, rank, self.batch) for rank in ranks]
         self.pairs = [np.zeros((self.batch, plan.heads, plan.seq, plan.seq), np.int64) for _ in ranks]
@@ -81,7 +78,7 @@ class Computed:
                 for segment in ring_segments(plan, ring, rank, self.batch):
                     self._ring(segment)
 
-    def labels(self, rank: int, heads: int, rows: Any) -> Labels:
+    def labels(self, rank: int, heads: int, rows) -> Labels:
         start, stop = self.plan.cuts[rank : rank + 2]
         batch, seq, head = np.unravel_index(np.asarray(rows), (self.batch, stop - start, heads))
         return np.ravel_multi_index((batch, seq + start, head), (self.batch, self.plan.seq, heads))
@@ -103,14 +100,14 @@ class Computed:
             tuple(np.concatenate([boxes[s][r][i] for s in range(plan.world_size)]) for i in (0, 1)) for r in range(len(boxes))
         ]
 
-    def _local(self, rank: int) -> None:
+    def _local(self, rank: int):
         plan, first = self.plan, self.plan.cuts[rank]
         for start, stop, pattern, position in plan.local_ranges(rank):
             assert position == first + start
             count = pattern.count(stop - start, plan.heads, kv_heads=plan.kv_heads, is_causal=plan.is_causal).numpy()
             self.pairs[rank][:, :, first + start : first + stop, first + start : first + stop] += count
 
-    def _stack(self, rank: int, stack: ProblemStack, labels: Labels, roles: Labels) -> None:
+    def _stack(self, rank: int, stack: ProblemStack, labels: Labels, roles: Labels):
         queries, keys, values = (index.numpy() for index in (stack.queries, stack.keys, stack.values))
         assert (roles[queries] == 0).all()
         assert (roles[keys] == 1).all()
@@ -121,7 +118,7 @@ class Computed:
             assert len(rows.unique()) == len(rows), "a row twice in a stack: its results would be written over"
         self._attend(rank, stack, labels[queries], labels[keys])
 
-    def _ring(self, segment: RingSegment) -> None:
+    def _ring(self, segment: RingSegment):
         for hop in range(len(segment.lines)):
             if segment.reaches(-hop):
                 other = replace(segment, line=segment.neighbour_line(-hop))
@@ -130,7 +127,7 @@ class Computed:
                 for stack in segment.make_stacks(hop):
                     self._attend(segment.neighbour(0), stack, queries[stack.queries.numpy()], keys[stack.keys.numpy()])
 
-    def _attend(self, rank: int, stack: ProblemStack, queries: Labels, keys: Labels) -> None:
+    def _attend(self, rank: int, stack: ProblemStack, queries: Labels, keys: Labels):
         """Count the pairs of a stack: queries `(problems * rows * width,)`, keys `(problems * rows,)`."""
         plan, rows, width = self.plan, stack.rows, stack.width
         real_queries = np.ones(len(queries), bool) if stack.real_queries is None else stack.real_queries.numpy()
@@ -148,7 +145,7 @@ class Computed:
 @TURNS
 @settings(deadline=None, max_examples=25)
 @given(ANY_PLANS, st.integers(1, 2))
-def test_every_pair_of_the_count_is_computed_once(turn: int, plan: ExchangePlan, batch: int) -> None:
+def test_every_pair_of_the_count_is_computed_once(turn, plan, batch):
     computed = Computed(plan, batch)
     count = plan.pattern.count(plan.seq, plan.heads, kv_heads=plan.kv_heads, is_causal=plan.is_causal).numpy()
     total = sum(computed.pairs)
@@ -166,14 +163,14 @@ def test_every_pair_of_the_count_is_computed_once(turn: int, plan: ExchangePlan,
     )
 
 
-def test_tables_are_charged_for_all_their_row_numbers() -> None:
+def test_tables_are_charged_for_all_their_row_numbers():
     plan = exchange_plan(Pattern([8, 24, 97], [1, 3, 5]), (0, 11, 60, 97), 4, 2, schedule="gather")
     for rank in range(3):
         found = index_tables(plan, rank, 2)
         assert found.nbytes == sum(x.nbytes for x in _tensors(found)) > 0
 
 
-def _tensors(x: Any) -> Iterator[Tensor | np.ndarray[Any, Any]]:
+def _tensors(x) -> Iterator[Tensor | np.ndarray[Any, Any]]:
     if isinstance(x, (Tensor, np.ndarray)):
         yield x
     elif isinstance(x, (list, tuple, dict)) or is_dataclass(x):
@@ -190,7 +187,7 @@ def _others(tables: IndexTables, way: str, roles: str, rank: int) -> int:
 @TURNS
 @settings(deadline=None, max_examples=15)
 @given(plans(("scatter",)))
-def test_scatter_sends_each_row_to_one_owner_and_no_key_in_vain(turn: int, plan: ExchangePlan) -> None:
+def test_scatter_sends_each_row_to_one_owner_and_no_key_in_vain(turn, plan):
     assume(not plan.is_joint)  # all rows are moved then, kept by a branch or not
     computed = Computed(plan, 1)
     for branch in range(len(plan.pattern.branches)):
@@ -208,7 +205,7 @@ def test_scatter_sends_each_row_to_one_owner_and_no_key_in_vain(turn: int, plan:
 
 @settings(deadline=None)
 @given(st.integers(1, 40), st.lists(st.integers(0, 50), min_size=1, max_size=16).map(lambda sizes: [*sizes, 1]))
-def test_heads_are_dealt_out_in_proportion_and_in_order(heads: int, sizes: list[int]) -> None:
+def test_heads_are_dealt_out_in_proportion_and_in_order(heads, sizes):
     (compute_ranks,) = assign_heads(heads, np.array([sizes]))
     counts = np.bincount(compute_ranks, minlength=len(sizes))
     assert len(compute_ranks) == heads
@@ -218,7 +215,7 @@ def test_heads_are_dealt_out_in_proportion_and_in_order(heads: int, sizes: list[
 
 @settings(deadline=None)
 @given(st.data())
-def test_causal_work_is_balanced_where_the_ranks_of_a_segment_divide_the_heads(data: st.DataObject) -> None:
+def test_causal_work_is_balanced_where_the_ranks_of_a_segment_divide_the_heads(data):
     together = data.draw(st.sampled_from([2, 3, 4, 8]))
     rows, segments = 24 * data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
     heads = together * data.draw(st.integers(1, 3))
@@ -234,7 +231,7 @@ def test_causal_work_is_balanced_where_the_ranks_of_a_segment_divide_the_heads(d
     [(8, 1.6, ["scatter"]), (16, 2.9, ["scatter", "scatter"]), (64, 3.5, ["scatter", "scatter", "hybrid"])],
 )
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_published_bytes(world_size: int, most: float, routes: list[str], is_causal: bool) -> None:
+def test_published_bytes(world_size, most, routes, is_causal):
     plan = exchange_plan(LONG, shard_cuts(2**20, world_size, LONG), 8, is_causal=is_causal)
     sent = plan.all_bytes("forward", head_dim=64, dtype="bfloat16")
     assert sent.max() <= most * MIB
@@ -244,7 +241,7 @@ def test_published_bytes(world_size: int, most: float, routes: list[str], is_cau
 @TURNS
 @settings(deadline=None, max_examples=15)
 @given(plans(("auto",)))
-def test_auto_moves_the_fewest_rows_through_the_busiest_rank(turn: int, plan: ExchangePlan) -> None:
+def test_auto_moves_the_fewest_rows_through_the_busiest_rank(turn, plan):
     pattern = plan.pattern
     limits = None if pattern.heads is None else pattern.heads[:1]
     one = Pattern(pattern.segment_lengths[:1], pattern.dilation_rates[:1], pattern.offset, heads=limits)
@@ -266,7 +263,7 @@ def _busiest(plan: ExchangePlan) -> int:
     )
 
 
-def test_plans_are_kept_as_long_as_their_counts_fit_into_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_are_kept_as_long_as_their_counts_fit_into_the_cache(monkeypatch):
     """The charge of a plan follows its counts, which grow with the ranks."""
     few, many = (exchange_plan(Pattern([4096], [1]), shard_cuts(4096, ranks), 32, schedule="gather") for ranks in (4, 512))
     for plan in (few, many):
@@ -285,7 +282,7 @@ def test_plans_are_kept_as_long_as_their_counts_fit_into_the_cache(monkeypatch: 
     cache_clear()
 
 
-def test_a_small_shard_does_not_compute_as_much_as_a_large_one() -> None:
+def test_a_small_shard_does_not_compute_as_much_as_a_large_one():
     """Queries with many more, or few, keys are padded to tiles of 1024 rows at most."""
     plan = exchange_plan(Pattern([8192], [1]), (0, 16, 8192), 1, schedule="gather")
     computed = [sum(len(stack.keys) * stack.rows for stack in index_tables(plan, rank, 1).stacks) for rank in (0, 1)]
@@ -294,7 +291,7 @@ def test_a_small_shard_does_not_compute_as_much_as_a_large_one() -> None:
 
 
 @pytest.mark.parametrize(("kv_heads", "most"), [(8, 1.0), (4, 1.0), (2, 1.5)])
-def test_a_balanced_causal_plan_gives_ranks_the_same_work_as_far_as_heads_can(kv_heads: int, most: float) -> None:
+def test_a_balanced_causal_plan_gives_ranks_the_same_work_as_far_as_heads_can(kv_heads, most):
     """Contiguous shards of full causal attention give the last of four ranks 7 / 4 of the mean."""
 
     def busiest(schedule):
@@ -308,7 +305,7 @@ def test_a_balanced_causal_plan_gives_ranks_the_same_work_as_far_as_heads_can(kv
 
 
 @given(st.data())
-def test_no_route_computes_less_on_the_busiest_rank_than_balanced(data: st.DataObject) -> None:
+def test_no_route_computes_less_on_the_busiest_rank_than_balanced(data):
     plan = data.draw(plans(schedules=("balanced",)))
     other = replace(plan, schedule="auto")
     for one, another in zip(plan.exchanges, other.exchanges, strict=True):
@@ -316,7 +313,7 @@ def test_no_route_computes_less_on_the_busiest_rank_than_balanced(data: st.DataO
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_ring_buffers_are_four_blocks(is_causal: bool) -> None:
+def test_ring_buffers_are_four_blocks(is_causal):
     plan = ExchangePlan(Pattern([10, 70], [2, 3]), shard_cuts(70, 4), 4, 2, is_causal, "ring")
     found = ring_buffer_bytes(plan, Rows(8, "float32", 2, key_padding_mask=True))
     for rank in range(4):
@@ -327,7 +324,7 @@ def test_ring_buffers_are_four_blocks(is_causal: bool) -> None:
         assert found[rank] == 4 * max(blocks) * 2 * (2 * 8 * 4 + 1)
 
 
-def test_plans_explain_themselves() -> None:
+def test_plans_explain_themselves():
     plan = ExchangePlan(Pattern([16, 64, 128], [1, 2, 4]), shard_cuts(128, 4), 8, 8)
     first, second, third = plan.explain(Rows(8, "bfloat16")).splitlines()
     assert first == "branch 0: segments of 16, rate 1: local: every segment is within one rank: nothing is sent"
@@ -354,7 +351,7 @@ def test_plans_explain_themselves() -> None:
     assert "as schedule='ring' says" in text
 
 
-def test_stacks_of_a_ring_are_kept_as_far_as_the_cache_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stacks_of_a_ring_are_kept_as_far_as_the_cache_has_room(monkeypatch):
     plan = exchange_plan(Pattern([64], [1]), (0, 16, 32, 48, 64), 2, schedule="ring")
     made = mock.Mock(side_effect=RingSegment.make_stacks)
     monkeypatch.setattr(RingSegment, "make_stacks", lambda segment, hop: made(segment, hop))

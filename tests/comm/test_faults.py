@@ -6,8 +6,6 @@ word: that is not tested.
 Only a rank whose own fault it is shows a traceback; each of the others says one line.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -26,7 +24,6 @@ from dilkit.comm import Comm, CommError, CommTimeout, Fault, PeerLost, run_threa
 from dilkit.comm.launch.processes import NOT_HERE, Ended, start_processes
 
 TIMEOUT = 1.5
-"""Seconds that ranks wait for one that does not answer."""
 LONG_TIMEOUT = 20.0
 """Seconds that ranks wait for one whose end they notice: on a busy machine a process may take long to end."""
 SLACK = 2.0
@@ -35,27 +32,27 @@ SLOW = pytest.mark.slow
 KNOWN = re.compile(r"^rank (\d) knows after ([\d.]+) s: (\w+): exchange 2 \(keys\): (.*)$", re.MULTILINE)
 
 
-def everyone(comm: Comm, step: str) -> None:
+def everyone(comm: Comm, step: str):
     comm.exchange(torch.zeros(comm.size, 8), [1] * comm.size, [1] * comm.size, step).wait()
 
 
-def raises(comm: Comm) -> None:
+def raises(comm: Comm):
     raise ZeroDivisionError("this one's own fault")
 
 
-def raises_in_a_thread(comm: Comm) -> None:
+def raises_in_a_thread(comm: Comm):
     thread = threading.Thread(target=raises, args=(comm,))
     thread.start()
     thread.join()
     time.sleep(100)
 
 
-def gives_up(comm: Comm) -> None:
+def gives_up(comm: Comm):
     comm.abort(ZeroDivisionError("this one's own fault"))
     time.sleep(100)
 
 
-FAULTS: dict[str, Callable[[Comm], object]] = {
+FAULTS = {
     "killed": lambda comm: os.kill(os.getpid(), signal.SIGKILL),
     "frozen": lambda comm: os.kill(os.getpid(), signal.SIGSTOP),
     "late": lambda comm: time.sleep(100),
@@ -68,13 +65,12 @@ FAULTS: dict[str, Callable[[Comm], object]] = {
 }
 
 
-def say(line: str) -> None:
-    """Print a line in one piece: ranks write to the same place."""
+def say(line: str):
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
-def fault(world: Comm, kind: str) -> None:
+def fault(world: Comm, kind: str):
     """All goes well once; then rank 1 fails before it takes part in the step "keys"."""
     comm = type(world)(timeout=TIMEOUT if kind in ("frozen", "late") else LONG_TIMEOUT)
     everyone(comm, "warming up")
@@ -90,7 +86,7 @@ def fault(world: Comm, kind: str) -> None:
         raise
 
 
-def conformance_and_fault(comm: Comm, kind: str) -> None:
+def conformance_and_fault(comm: Comm, kind: str):
     """Both in one job: to start the ranks of `mpirun` takes most of its time."""
     conformance(comm)
     say(f"rank {comm.rank} conforms")
@@ -104,7 +100,7 @@ def fail(launcher: str, kind: str, *options: str, size: int = 3, function: Calla
     return job
 
 
-def assert_said(job: Ended, error: type[CommError], what: str, all_of_them: bool = False) -> None:
+def assert_said(job: Ended, error: type[CommError], what: str, all_of_them: bool = False):
     """Assert that waiting ranks, or those that spoke before the job ended, named the missing one within the timeout."""
     said = KNOWN.findall(job.text)
     assert {rank for rank, *_ in said} <= {"0", "2"}, job
@@ -116,7 +112,7 @@ def assert_said(job: Ended, error: type[CommError], what: str, all_of_them: bool
         assert job.text.count(f"[rank {rank}] {name}: exchange 2 (keys)") <= 1, job
 
 
-def assert_blamed(job: Ended, traceback: bool) -> None:
+def assert_blamed(job: Ended, traceback: bool):
     assert job.text.count("[rank 1] ZeroDivisionError: this one's own fault\n") == 1, job
     assert ("[rank 1] Traceback (most recent call last):\n" in job.text) == traceback, job
     assert not KNOWN.search(job.text), job
@@ -140,18 +136,18 @@ NOTHING_CAME = f"nothing came from rank 1 within {TIMEOUT:g} s"
 
 class TestGloo:
     @pytest.mark.parametrize("kind", ["killed", *(pytest.param(kind, marks=SLOW) for kind in ("raises", "exits", "gives up"))])
-    def test_a_rank_that_is_gone(self, kind: str) -> None:
+    def test_a_rank_that_is_gone(self, kind):
         job = fail("gloo", kind)
         assert_said(job, PeerLost, r"lost (rank 1|ranks 0, 1|ranks 1, 2):", all_of_them=True)
         assert ("[rank 1] ZeroDivisionError: this one's own fault" in job.text) == (kind == "raises"), job
 
     @SLOW
     @pytest.mark.parametrize("kind", ["frozen", "late"])
-    def test_a_rank_that_does_not_answer(self, kind: str) -> None:
+    def test_a_rank_that_does_not_answer(self, kind):
         assert_said(fail("gloo", kind), CommTimeout, NOTHING_CAME, all_of_them=True)
 
     @pytest.mark.parametrize("kind", ["disagrees", pytest.param("another version", marks=SLOW)])
-    def test_a_rank_that_disagrees(self, kind: str) -> None:
+    def test_a_rank_that_disagrees(self, kind):
         assert said_to_disagree(fail("gloo", kind), kind) == ["0", "1", "2"]
 
 
@@ -159,26 +155,26 @@ class TestMPI:
     """Two ranks, as three show no more. Checks of any launcher run on MPICH, which is quicker."""
 
     @pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
-    def test_ranks_that_conform_and_one_that_raises(self, launcher: str) -> None:
+    def test_ranks_that_conform_and_one_that_raises(self, launcher):
         job = fail(launcher, "raises", size=2, function=conformance_and_fault)
         assert job.text.count(" conforms\n") == 2, job
         assert_blamed(job, traceback=True)
 
     @SLOW
     @pytest.mark.parametrize(("launcher", "named"), [("openmpi", "process rank 1 with PID"), ("mpich", r"PID \d+ RUNNING AT")])
-    def test_mpirun_ends_the_job_of_a_rank_that_was_killed(self, launcher: str, named: str) -> None:
+    def test_mpirun_ends_the_job_of_a_rank_that_was_killed(self, launcher, named):
         job = fail(launcher, "killed", size=2)
         assert re.search(named, job.text), job
         assert "signal 9" in job.text, job
 
     @SLOW
     @pytest.mark.parametrize(("launcher", "kind"), [("openmpi", "late"), ("mpich", "frozen")])
-    def test_a_rank_that_does_not_answer(self, launcher: str, kind: str) -> None:
+    def test_a_rank_that_does_not_answer(self, launcher, kind):
         assert_said(fail(launcher, kind), CommTimeout, NOTHING_CAME)
 
     @SLOW
     @pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
-    def test_a_rank_that_leaves_ends_the_job(self, launcher: str) -> None:
+    def test_a_rank_that_leaves_ends_the_job(self, launcher):
         job = fail(launcher, "exits", size=2)
         said = "[rank 1] PeerLost: rank 1 has ended, by sys.exit or with its program, and rank 0 waits for it in exchange 2\n"
         assert job.text.count(said) == 1, job
@@ -186,21 +182,21 @@ class TestMPI:
 
     @SLOW
     @pytest.mark.parametrize("kind", ["raises in a thread", "gives up"])
-    def test_other_ways_to_fail(self, kind: str) -> None:
+    def test_other_ways_to_fail(self, kind):
         assert_blamed(fail("mpich", kind, size=2), traceback=kind != "gives up")
 
     @SLOW
     @pytest.mark.parametrize("kind", DISAGREES)
-    def test_a_rank_that_disagrees(self, kind: str) -> None:
+    def test_a_rank_that_disagrees(self, kind):
         assert said_to_disagree(fail("mpich", kind), kind)
 
     @SLOW
-    def test_ranks_that_are_left_alone_know_who_was_killed(self) -> None:
+    def test_ranks_that_are_left_alone_know_who_was_killed(self):
         assert_said(fail("openmpi", "killed", "--with-ft", "ulfm"), PeerLost, "MPI cannot reach rank 1: ")
 
 
 NOTHING = "nothing came from rank 1 within 0.5 s"
-ON_THREADS: dict[str, tuple[Fault | Callable[[Comm], object], dict[int, type[CommError]], str]] = {
+ON_THREADS = {
     "dropped": (Fault("drop", rank=1, number=2, peer=2), {2: CommTimeout}, NOTHING),
     "delayed": (Fault("delay", rank=1, number=2, peer=0, seconds=1.0), {0: CommTimeout}, NOTHING),
     "late": (lambda comm: time.sleep(1.0), {0: CommTimeout, 2: CommTimeout}, NOTHING),
@@ -211,7 +207,7 @@ ON_THREADS: dict[str, tuple[Fault | Callable[[Comm], object], dict[int, type[Com
 
 
 @pytest.mark.parametrize("name", ON_THREADS)
-def test_a_fault_of_a_thread(name: str) -> None:
+def test_a_fault_of_a_thread(name):
     what, noticed, text = ON_THREADS[name]
     raised: dict[int, BaseException] = {}
 
@@ -239,7 +235,7 @@ def test_a_fault_of_a_thread(name: str) -> None:
 
 
 @pytest.mark.skipif(bool(NOT_HERE), reason=NOT_HERE or "there are jobs here")
-def test_a_job_ends_with_an_interrupted_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_ends_with_an_interrupted_wait(monkeypatch):
     def interrupted(end):
         raise KeyboardInterrupt
 

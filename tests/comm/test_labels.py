@@ -1,9 +1,6 @@
 """Labels and losses of sharded sequences."""
 
-from __future__ import annotations
-
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
@@ -33,14 +30,14 @@ def filled(whole: Tensor, shift: int, ends: list[int]) -> Tensor:
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(-40, 40))
-def test_shards_roll_as_the_whole(lengths: list[int], shift: int) -> None:
+def test_shards_roll_as_the_whole(lengths, shift):
     cuts, whole = cuts_of(lengths), torch.arange(2 * sum(lengths) * 3).view(2, -1, 3)
     found = run_threads(len(lengths), lambda comm: unshard(roll(shards(whole, cuts, comm), comm, shift), comm))
     assert all(torch.equal(one, whole.roll(shift, 1)) for one in found)
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(-12, 12), st.data())
-def test_rows_that_a_sequence_does_not_have_are_filled(lengths: list[int], shift: int, data: Any) -> None:
+def test_rows_that_a_sequence_does_not_have_are_filled(lengths, shift, data):
     cuts, whole = cuts_of(lengths), torch.arange(2 * sum(lengths)).view(2, -1)
     inner = data.draw(st.lists(st.integers(0, cuts[-1]), max_size=4))
     ends = sorted([0, *inner, cuts[-1]])
@@ -53,7 +50,7 @@ def test_rows_that_a_sequence_does_not_have_are_filled(lengths: list[int], shift
     assert all(torch.equal(one, filled(whole, shift, [0, cuts[-1]])) for one in single)
 
 
-def test_nan_may_fill() -> None:
+def test_nan_may_fill():
     def on_rank(comm):
         with pytest.raises(PlanMismatch, match=r"rank 2 has fill=0.0, the others nan"):
             roll(torch.ones(1, 3), comm, -1, fill=0.0 if comm.rank == 2 else float("nan"))
@@ -63,7 +60,7 @@ def test_nan_may_fill() -> None:
     assert all(found.allclose(right, equal_nan=True) for found in run_threads(3, on_rank))
 
 
-def test_a_shift_by_one_sends_one_row_a_border() -> None:
+def test_a_shift_by_one_sends_one_row_a_border():
     def on_rank(comm):
         roll(torch.zeros(1, 100, dtype=torch.int64), comm, -1, fill=FILL)
         return comm.sent_bytes
@@ -72,7 +69,7 @@ def test_a_shift_by_one_sends_one_row_a_border() -> None:
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.data())
-def test_sums_by_sequence_and_positions_in_sequences(lengths: list[int], data: Any) -> None:
+def test_sums_by_sequence_and_positions_in_sequences(lengths, data):
     cuts = cuts_of(lengths)
     ends = sorted([0, *data.draw(st.lists(st.integers(0, cuts[-1]), max_size=4)), cuts[-1]])
     starts, losses = torch.tensor(ends, dtype=torch.int32), torch.randn(1, cuts[-1], dtype=torch.float64)
@@ -90,7 +87,7 @@ def test_sums_by_sequence_and_positions_in_sequences(lengths: list[int], data: A
 
 STARTS = torch.tensor([0, 3, 8], dtype=torch.int32)
 ROWS = torch.zeros(1, 4)
-REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
+REFUSED = {
     "sequences without fill": (lambda comm: roll(ROWS, comm, 1, cu_seqlens=STARTS), ValueError, "cu_seqlens without fill"),
     "sequences of other rows": (
         lambda comm: roll(ROWS, comm, 1, fill=0, cu_seqlens=STARTS[:2]),
@@ -100,7 +97,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "a gradient": (
         lambda comm: roll(ROWS.clone().requires_grad_(), comm, 1),
         ValueError,
-        "requires gradients, and roll hands none",
+        "requires gradients, but roll has no backward",
     ),
     "another shift": (lambda comm: roll(ROWS, comm, comm.rank), PlanMismatch, "shift"),
     "no number": (lambda comm: roll(ROWS, comm, 1.5), TypeError, "shift=1.5"),
@@ -114,6 +111,6 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_fit_is_refused_on_all_ranks(name: str) -> None:
+def test_what_does_not_fit_is_refused_on_all_ranks(name):
     call, kind, text = REFUSED[name]
     raised_on_all(2, call, text, kind)

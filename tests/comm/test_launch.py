@@ -1,8 +1,4 @@
-"""Jobs of several processes: what starts them, how they end, and which ranks share the cores of a machine."""
-
-from __future__ import annotations
-
-from pathlib import Path
+"""Jobs of several processes."""
 
 import pytest
 from helpers.launch import fork
@@ -16,7 +12,7 @@ MPICH = {"PMI_RANK": "0", "PMI_SIZE": "3", "MPI_LOCALRANKID": "0", "MPI_LOCALNRA
 
 
 @pytest.fixture(autouse=True)
-def started_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def started_alone(monkeypatch):
     for name in (*TORCHRUN, *OPEN_MPI, *MPICH):
         monkeypatch.delenv(name, raising=False)
 
@@ -31,19 +27,19 @@ def started_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"RANK": "1"}, None),
     ],
 )
-def test_launchers_are_known_by_their_variables(variables, found, monkeypatch) -> None:
+def test_launchers_are_known_by_their_variables(variables, found, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert environment.launch() == found
     assert environment.first_of_all() == (found is None or found.rank == 0)
 
 
-def test_cores_are_shared_by_ranks_that_are_bound_to_the_same() -> None:
+def test_cores_are_shared_by_ranks_that_are_bound_to_the_same():
     all_ranks = [("a", 0b0011), ("a", 0b0011), ("a", 0b1100), ("b", 0b0011)]
     assert [ranks._sharing(one, all_ranks) for one in all_ranks] == [2, 2, 1, 1]
 
 
-def test_an_error_of_a_process_is_shown_once_and_ends_all(tmp_path: Path) -> None:
+def test_an_error_of_a_process_is_shown_once_and_ends_all(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         "import sys; from dilkit.comm.launch.ranks import run_ranks\n"
@@ -63,7 +59,7 @@ def test_an_error_of_a_process_is_shown_once_and_ends_all(tmp_path: Path) -> Non
     assert not ended.left_behind
 
 
-def test_a_job_that_does_not_end_is_killed() -> None:
+def test_a_job_that_does_not_end_is_killed():
     ended = processes.launch("torch", 2, ["-c", "import time; print('up', flush=True); time.sleep(100)"], limit=2.0)
     assert ended.code == processes.LATE
     assert ended.text.count("up") == 2
@@ -71,7 +67,7 @@ def test_a_job_that_does_not_end_is_killed() -> None:
     assert not ended.left_behind
 
 
-def test_a_process_that_outlives_its_launcher_is_found_and_killed() -> None:
+def test_a_process_that_outlives_its_launcher_is_found_and_killed():
     inner = "import time; time.sleep(60)"
     code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {inner!r}], start_new_session=True)"
     assert processes.launch("torch", 1, ["-c", code], limit=20.0).left_behind == 1

@@ -1,6 +1,4 @@
-"""Ranks that disagree, are called with nonsense, or fail: an error on every rank, in time, which names rank and fact."""
-
-from __future__ import annotations
+"""Ranks that disagree, are called with nonsense, or fail."""
 
 import functools
 import gc
@@ -40,7 +38,7 @@ TIMEOUT, SLACK = 1.0, 2.0
 Arguments = dict[str, Any]
 
 
-def shards(comm: ThreadComm, **options: Any) -> Arguments:
+def shards(comm: ThreadComm, **options) -> Arguments:
     rows = CUTS[comm.rank + 1] - CUTS[comm.rank]
     query, key, value = (torch.randn(2, rows, 4, 8, **{"requires_grad": True, **options}) for _ in range(3))
     return dict(query=query, key=key, value=value, pattern=PATTERN)
@@ -71,11 +69,11 @@ def each(change: Callable[[Tensor], Any], *names: str) -> Callable[[Arguments], 
     return lambda x: x.update({name: change(x[name]) for name in names or ("query", "key", "value")})
 
 
-def given(**options: Any) -> Callable[[Arguments], None]:
+def given(**options) -> Callable[[Arguments], None]:
     return lambda arguments: arguments.update(options)
 
 
-def _mask(arguments: Arguments) -> None:
+def _mask(arguments: Arguments):
     arguments["key_padding_mask"] = torch.zeros(arguments["query"].shape[:2], dtype=torch.bool)
 
 
@@ -103,7 +101,7 @@ DISAGREE = {
 
 
 @pytest.mark.parametrize("name", DISAGREE)
-def test_ranks_that_disagree(name: str) -> None:
+def test_ranks_that_disagree(name):
     change, text = DISAGREE[name]
     for error in on_all(change):
         assert isinstance(error, PlanMismatch)
@@ -128,7 +126,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_nonsense_on_one_rank(name: str) -> None:
+def test_nonsense_on_one_rank(name):
     change, text = MALFORMED[name]
     for rank, error in enumerate(on_all(change)):
         assert text in str(error)
@@ -138,7 +136,7 @@ def test_nonsense_on_one_rank(name: str) -> None:
             assert f"on rank {ODD}: " in str(error)
 
 
-def test_ranks_that_make_different_calls() -> None:
+def test_ranks_that_make_different_calls():
     def on_rank(comm):
         with pytest.raises(PlanMismatch) as caught:
             positions(5, comm) if comm.rank == ODD else attend(comm, shards(comm))
@@ -149,7 +147,7 @@ def test_ranks_that_make_different_calls() -> None:
     assert all(text in said for said in run_threads(RANKS, on_rank, timeout=5))
 
 
-def test_one_autocast_of_several_is_a_disagreement() -> None:
+def test_one_autocast_of_several_is_a_disagreement():
     def call(comm):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=comm.rank == ODD):
             attend(comm, shards(comm))
@@ -157,7 +155,7 @@ def test_one_autocast_of_several_is_a_disagreement() -> None:
     raised_on_all(RANKS, call, "rank 1 has dtype='torch.bfloat16'", PlanMismatch)
 
 
-def test_rows_with_gradients_on_one_rank_alone_along_an_order() -> None:
+def test_rows_with_gradients_on_one_rank_alone_along_an_order():
     """The sink has gradients on all ranks; else rows and gradients would wait for each other."""
     options = dict(order=TokenOrder.from_permutation(range(SEQ)[::-1]), sink=torch.zeros(4, requires_grad=True))
 
@@ -168,7 +166,7 @@ def test_rows_with_gradients_on_one_rank_alone_along_an_order() -> None:
 
 
 @pytest.mark.parametrize("odd", [torch.device("meta"), torch.device("cpu")])
-def test_sums_of_tensors_of_several_devices(odd: torch.device) -> None:
+def test_sums_of_tensors_of_several_devices(odd):
     def on_rank(comm):
         own = [torch.ones(2, device="meta"), torch.ones(2, device=odd)] if comm.rank == ODD else [torch.ones(2), torch.ones(2)]
         with pytest.raises(ValueError, match=r"device|lie on") as caught:
@@ -183,7 +181,7 @@ SCHEDULES = {"scatter": 6, "ring": 11}
 """Exchanges of a forward and a backward pass: agreement in each, then what the schedule needs."""
 
 
-def step_of(comm: ThreadComm, schedule: str) -> None:
+def step_of(comm: ThreadComm, schedule: str):
     attend(comm, dict(shards(comm), schedule=schedule)).sum().backward()
 
 
@@ -232,7 +230,7 @@ FAULTY = [(schedule, number) for schedule, last in SCHEDULES.items() for number 
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_the_table_of_faults_covers_all_exchanges(schedule: str) -> None:
+def test_the_table_of_faults_covers_all_exchanges(schedule):
     assert sending(schedule)[0] == SCHEDULES[schedule]
 
 
@@ -242,7 +240,7 @@ def test_the_table_of_faults_covers_all_exchanges(schedule: str) -> None:
     + [pytest.param(*at, "drop", marks=[pytest.mark.slow] if at[1] % 2 else []) for at in FAULTY]
     + [pytest.param(*at, "delay", marks=pytest.mark.slow) for at in FAULTY if at[0] == "scatter"],
 )
-def test_a_fault_at_every_exchange(schedule: str, number: int, kind: str) -> None:
+def test_a_fault_at_every_exchange(schedule, number, kind):
     found = with_fault(schedule, Fault(kind, ODD, number, seconds=TIMEOUT * 1.3))
     struck = [error for rank, (error, _, _) in enumerate(found) if rank != ODD and error is not None]
     if kind == "kill":
@@ -263,7 +261,7 @@ def test_a_fault_at_every_exchange(schedule: str, number: int, kind: str) -> Non
             assert "failed before and cannot be used again" in str(again)
 
 
-def test_after_a_failure_between_exchanges_no_message_is_taken_for_another() -> None:
+def test_after_a_failure_between_exchanges_no_message_is_taken_for_another():
     def on_rank(comm):
         arguments = shards(comm)
         query, out = arguments["query"], attend(comm, arguments)
@@ -280,7 +278,7 @@ def test_after_a_failure_between_exchanges_no_message_is_taken_for_another() -> 
         assert str(first)[:40] in str(again)
 
 
-def test_a_rank_whose_loss_ignores_what_it_computed() -> None:
+def test_a_rank_whose_loss_ignores_what_it_computed():
     """It runs no backward pass; the others miss it, by name, and do not hang."""
     missed = threading.Semaphore(0)
 
@@ -308,7 +306,7 @@ def test_a_rank_whose_loss_ignores_what_it_computed() -> None:
 
 
 @pytest.mark.slow
-def test_500_steps_leave_nothing_behind() -> None:
+def test_500_steps_leave_nothing_behind():
     held: list[tuple[int, int]] = []
 
     def on_rank(comm):
@@ -349,7 +347,7 @@ def _gradients(pack: Callable[[Tensor], Tensor], unpack: Callable[[Tensor], Tens
 
 
 @pytest.mark.parametrize("schedule", ["auto", "gather", "ring"])
-def test_hooks_on_saved_tensors_may_change_layouts_and_nothing_else(schedule: str) -> None:
+def test_hooks_on_saved_tensors_may_change_layouts_and_nothing_else(schedule):
     def strided(x):
         return x.mT.contiguous().mT
 
@@ -360,7 +358,7 @@ def test_hooks_on_saved_tensors_may_change_layouts_and_nothing_else(schedule: st
 
 
 @pytest.mark.parametrize("order", [None, TokenOrder.from_permutation(range(16)[::-1])], ids=["", "along an order"])
-def test_backward_passes_in_another_order_are_errors(order: TokenOrder | None) -> None:
+def test_backward_passes_in_another_order_are_errors(order):
     """Two calls of equal shapes would exchange each other's rows."""
     x, pattern = torch.randn(1, 16, 2, 4), Pattern([16], [1])
 

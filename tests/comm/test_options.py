@@ -1,10 +1,4 @@
-"""Sinks, softcaps, dropout, tails of zeros and biases over ranks: those of the whole, with gradients, however it is shared out.
-
-The rank with a row adds its sink and padding; rank 0's seed drops weights; each rank has the coordinates of its rows. Gradients
-of sinks, slopes and tables are summed over ranks.
-"""
-
-from __future__ import annotations
+"""Sinks, softcaps, dropout, tails of zeros and biases over ranks, against the whole."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -50,14 +44,13 @@ pytestmark = [pytest.mark.usefixtures("on_one_core"), pytest.mark.surroundings]
 
 PATTERN = Pattern([8, 24, 97], [1, 3, 5], tail="zeros")
 P, CAP, SEED = 0.4, 0.7, 2**62 + 12345
-Made = Callable[[Any, int, slice], dict[str, Any]]
 
 
 def coordinates(seq: int) -> Tensor:
     return torch.randn(2, seq, 2, generator=torch.Generator().manual_seed(seq), dtype=torch.float64)
 
 
-BIASES: dict[str, tuple[tuple[int, ...] | None, Made]] = {
+BIASES = {
     "alibi": ((), lambda slopes, seq, rows: dict(bias=Alibi(slopes), softcap=CAP)),
     "coordinates": (
         (),
@@ -66,7 +59,7 @@ BIASES: dict[str, tuple[tuple[int, ...] | None, Made]] = {
     "buckets": ((8,), lambda table, seq, rows: dict(bias=RelativeTable(table, t5_buckets(8, 9)), softcap=CAP)),
     "grid": ((5, 3), lambda table, seq, rows: dict(bias=GridTable(table, (-(-seq // 4), 4), (1, 2)), softcap=CAP)),
 }
-OPTIONS: dict[str, tuple[tuple[int, ...] | None, Made]] = {
+OPTIONS = {
     "tail": (None, lambda weights, seq, rows: {}),
     "sink": ((), lambda sink, seq, rows: dict(sink=sink)),
     "dropout": (None, lambda weights, seq, rows: dict(dropout_p=P)),
@@ -77,7 +70,7 @@ OPTIONS: dict[str, tuple[tuple[int, ...] | None, Made]] = {
 
 
 @pytest.fixture(autouse=True)
-def _one_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+def _one_seed(monkeypatch):
     """The threads share torch's generator: which draws first is left to chance."""
     monkeypatch.setattr(arguments, "draw_seed", lambda: torch.tensor(SEED))
     monkeypatch.setattr("dilkit.op.arguments.draw_seed", lambda: torch.tensor(SEED))
@@ -97,7 +90,7 @@ def results(attend: Callable[..., Any], leaves: Sequence[Tensor]) -> list[Tensor
     return [out.detach(), lse.detach().transpose(-1, -2), *torch.autograd.grad(total, mine)]
 
 
-def over_ranks(option: str, whole: list[Tensor], pattern: Pattern, cuts: tuple[int, ...], **options: Any) -> list[Tensor]:
+def over_ranks(option: str, whole: list[Tensor], pattern: Pattern, cuts: tuple[int, ...], **options) -> list[Tensor]:
     def on_rank(comm):
         rows = slice(*cuts[comm.rank : comm.rank + 2])
         part = {name: x[:, rows] if name == "key_padding_mask" else x for name, x in options.items()}
@@ -113,7 +106,7 @@ def over_ranks(option: str, whole: list[Tensor], pattern: Pattern, cuts: tuple[i
     return [*(torch.cat(parts, 1) for parts in rows[: len(rows) - len(weights)]), *summed]
 
 
-def on_one(option: str, whole: list[Tensor], pattern: Pattern, first_head: int = 0, **options: Any) -> list[Tensor]:
+def on_one(option: str, whole: list[Tensor], pattern: Pattern, first_head: int = 0, **options) -> list[Tensor]:
     seq = whole[0].shape[1]
 
     def attend(q, k, v, weights=None):
@@ -125,7 +118,7 @@ def on_one(option: str, whole: list[Tensor], pattern: Pattern, first_head: int =
     return results(attend, whole)
 
 
-def close(computed: list[Tensor], want: list[Tensor]) -> None:
+def close(computed: list[Tensor], want: list[Tensor]):
     for got, right in zip(computed, want, strict=True):
         torch.testing.assert_close(got, right, rtol=1e-11, atol=1e-11)
 
@@ -141,16 +134,7 @@ def close(computed: list[Tensor], want: list[Tensor]) -> None:
     st.booleans(),
     st.integers(0, 99),
 )
-def test_any_pattern(
-    option: str,
-    turn: int,
-    drawn: tuple[Pattern, Heads],
-    seq: int,
-    world_size: int,
-    fuse_branches: bool,
-    is_causal: bool,
-    seed: int,
-) -> None:
+def test_any_pattern(option, turn, drawn, seq, world_size, fuse_branches, is_causal, seed):
     (pattern, heads), cuts = drawn, uneven_cuts(seq, world_size, seed)
     assume(is_causal or has_tokens(pattern, seq))
     plan = exchange_plan(pattern, cuts, *heads, is_causal=is_causal)
@@ -165,7 +149,7 @@ def test_any_pattern(
     ("option", "schedule", "is_causal", "masked", "keep"),
     every_pair(OPTIONS, ("scatter", "gather", "ring"), (False, True), (False, True), ("rows", "nothing")),
 )
-def test_every_schedule(option: str, schedule: str, is_causal: bool, masked: bool, keep: str) -> None:
+def test_every_schedule(option, schedule, is_causal, masked, keep):
     whole, options = tensors(option, 61, (6, 3)), dict[str, Any](is_causal=is_causal)
     if masked:
         options["key_padding_mask"] = torch.rand(2, 61, generator=torch.Generator().manual_seed(0)) < 0.3
@@ -174,7 +158,7 @@ def test_every_schedule(option: str, schedule: str, is_causal: bool, masked: boo
 
 
 @pytest.mark.parametrize("schedule", ["auto", "scatter", "gather", "ring"])
-def test_coordinates_are_counted(schedule: str) -> None:
+def test_coordinates_are_counted(schedule):
     cuts, (q, k, v, slopes) = (0, 13, 40, 61), tensors("coordinates", 61, (6, 3))
     plan = exchange_plan(PATTERN, cuts, 6, 3, schedule=schedule)
 
@@ -193,7 +177,7 @@ def test_coordinates_are_counted(schedule: str) -> None:
 
 
 @pytest.mark.parametrize(("option", "several", "masked"), every_pair(OPTIONS, (False, True), (False, True)))
-def test_along_token_orders(option: str, several: bool, masked: bool) -> None:
+def test_along_token_orders(option, several, masked):
     """The last heads see sinks alone. Positions are those of rows as given."""
     pattern = Pattern([12, 24, 48], [1, 3, 5], heads=[(0, 4), (0, 3), (1, 4)], tail="zeros")
     orders, whole = [order((6, 8)), order((6, 8), "snake")][: 1 + several], tensors(option, 48, (6, 3), 1)
@@ -207,7 +191,7 @@ def test_along_token_orders(option: str, several: bool, masked: bool) -> None:
 
 
 @pytest.mark.parametrize("name", BIASES)
-def test_positions_of_packed_sequences_begin_anew(name: str) -> None:
+def test_positions_of_packed_sequences_begin_anew(name):
     lengths, pattern, cuts = (3, 17, 0, 11, 9), Pattern([8, 24], [1, 3]), (0, 13, 14, 40)
     starts = starts_of(lengths)
     whole = [x[0] if x.dim() == 4 else x for x in tensors(name, 40, (4, 2), 2)]
@@ -232,7 +216,7 @@ def test_positions_of_packed_sequences_begin_anew(name: str) -> None:
     close([*(torch.cat(parts) for parts in by_row), torch.stack(weights).sum(0)], results(attend, whole))
 
 
-def test_the_seed_is_that_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_seed_is_that_of_rank_0(monkeypatch):
     whole, cuts = tensors("dropout", 24, (2, 2)), even_cuts(24, 3)
     ranks: dict[int, list[int]] = {}
 
@@ -244,7 +228,7 @@ def test_the_seed_is_that_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     close([torch.cat(run_threads(3, on_rank, timeout=30), 1)], on_one("dropout", whole, PATTERN)[:1])
 
 
-def test_gradients_through_lse_drop_no_weights() -> None:
+def test_gradients_through_lse_drop_no_weights():
     """Results would be the same, as their values are zeros, but every random number would be drawn again."""
     whole, cuts = tensors("dropout", 24, (2, 2)), even_cuts(24, 2)
     drops: list[bool] = []
@@ -267,7 +251,7 @@ def test_gradients_through_lse_drop_no_weights() -> None:
 
 
 @pytest.mark.parametrize("option", ["sink", "dropout", "softcap", "buckets"])
-def test_a_module_over_ranks(option: str) -> None:
+def test_a_module_over_ranks(option):
     of_layer = dict(sink=dict(sink=True), dropout=dict(dropout=P))
     x = torch.randn(1, 24, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
@@ -296,7 +280,7 @@ def test_a_module_over_ranks(option: str) -> None:
 
 
 SLOPES = torch.ones(4)
-REFUSED: dict[str, tuple[str, Callable[[int], Any], str]] = {
+REFUSED = {
     "a sink of one": ("sink", lambda rank: SLOPES if rank else None, "sink"),
     "other dropout": ("dropout_p", lambda rank: 0.1 * (1 + rank), "dropout_p"),
     "a softcap of one": ("softcap", lambda rank: CAP if rank else None, "softcap"),
@@ -320,7 +304,7 @@ REFUSED: dict[str, tuple[str, Callable[[int], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused_on_every_rank(name: str) -> None:
+def test_refused_on_every_rank(name):
     option, made, text = REFUSED[name]
     x, pattern = torch.randn(1, 8, 4, 4), Pattern([8], [1])
     raised_on_all(2, lambda comm: ring_dilated_attention(x, x, x, pattern, comm, **{option: made(comm.rank)}), text)

@@ -1,10 +1,7 @@
-"""Token orders over ranks: what one rank finds along the same order, with gradients; and tokens put in order beforehand."""
-
-from __future__ import annotations
+"""Token orders over ranks."""
 
 import copy
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -61,9 +58,7 @@ def tensors(dtype: torch.dtype = torch.float64) -> list[Tensor]:
     return [torch.randn(2, SEQ, heads, DIM, dtype=dtype) for heads in (HEADS, KV_HEADS, KV_HEADS)]
 
 
-def check(
-    orders: Any, cuts: tuple[int, ...], masked: bool = False, through_lse: bool = False, pattern: Pattern = PATTERN
-) -> None:
+def check(orders, cuts: tuple[int, ...], masked: bool = False, through_lse: bool = False, pattern: Pattern = PATTERN):
     dout, dlse = torch.randn(2, SEQ, HEADS, DIM, dtype=torch.float64), torch.randn(2, HEADS, SEQ, dtype=torch.float64)
     whole = Tensors(*tensors(), torch.rand(2, SEQ) < 0.3 if masked else None, dout, dlse)
     found = over_ranks(whole, pattern, cuts, through_lse=through_lse, order=orders)
@@ -74,23 +69,23 @@ def check(
 
 @pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
 @pytest.mark.parametrize(("name", "through_lse"), [*zip(ORDERS, (False, True, False, True, True), strict=True)])
-def test_ranks_find_what_one_rank_finds(name: str, masked: bool, through_lse: bool, poisoned: None) -> None:
+def test_ranks_find_what_one_rank_finds(name, masked, through_lse, poisoned):
     check(ORDERS[name], uneven_cuts(SEQ, 3), masked, through_lse)
 
 
 @pytest.mark.parametrize("cuts", [even_cuts(SEQ, 7), (0, SEQ)], ids=["7 ranks", "1 rank"])
-def test_any_number_of_ranks(cuts: tuple[int, ...]) -> None:
+def test_any_number_of_ranks(cuts):
     for orders in ORDERS.values():
         check(orders, cuts)
 
 
-def test_every_kind_of_branches() -> None:
+def test_every_kind_of_branches():
     layouts = np.random.default_rng(5).random((8, 7, 7)) < 0.4
     kinds = SlidingWindow(5), DilatedSegment(12, 3), GlobalTokens([0, 30]), BlockSparse(layouts, 7), Strided(9)
     check(ORDERS["two"], even_cuts(SEQ, 3), pattern=Pattern.of(*kinds))
 
 
-def test_when_some_ranks_have_lse_in_their_loss_and_others_out() -> None:
+def test_when_some_ranks_have_lse_in_their_loss_and_others_out():
     given, cuts = tensors(), even_cuts(SEQ, 3)
     whole = [x.clone().requires_grad_() for x in given]
     out, lse = ordered_dilated_attention(*whole, PATTERN, ORDERS["two"], return_lse=True)
@@ -106,7 +101,7 @@ def test_when_some_ranks_have_lse_in_their_loss_and_others_out() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["scatter", "gather", "ring"])
-def test_every_schedule_and_generated_orders(schedule: str) -> None:
+def test_every_schedule_and_generated_orders(schedule):
     made, whole, cuts = order(SHAPE, extra_tokens=1, is_generation_order=True), tensors(torch.bfloat16), uneven_cuts(SEQ, 3)
 
     def on_rank(comm):
@@ -118,7 +113,7 @@ def test_every_schedule_and_generated_orders(schedule: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["one", "two"])
-def test_a_module_over_ranks_with_rotary_positions(name: str) -> None:
+def test_a_module_over_ranks_with_rotary_positions(name):
     orders = ORDERS[name] if isinstance(ORDERS[name], list) else [ORDERS[name]]
     model = MultiheadDilatedAttention(64, HEADS, DilatedAttention(PATTERN, orders=orders), rotary=True, dtype=torch.float64)
     x, cuts = torch.randn(2, SEQ, 64, dtype=torch.float64), uneven_cuts(SEQ, 3)
@@ -143,7 +138,7 @@ def test_a_module_over_ranks_with_rotary_positions(name: str) -> None:
 
 @pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
 @pytest.mark.parametrize("held", [1, 2], ids=["1 head", "2 heads"])
-def test_heads_of_the_model_that_are_fewer_than_the_orders(held: int, masked: bool) -> None:
+def test_heads_of_the_model_that_are_fewer_than_the_orders(held, masked):
     """Heads are shared out over other ranks: some orders are unused here."""
     given, mask = tensors(), torch.rand(2, SEQ) < 0.3 if masked else None
     orders, weights = ORDERS["three"], torch.randn(2, SEQ, HEADS, DIM, dtype=torch.float64)
@@ -167,7 +162,7 @@ def test_heads_of_the_model_that_are_fewer_than_the_orders(held: int, masked: bo
             torch.testing.assert_close(found, expected.detach()[:, :, part])
 
 
-def test_one_message_there_and_one_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_message_there_and_one_back(monkeypatch):
     steps: list[str] = []
     exchange = ThreadComm.exchange
 
@@ -200,7 +195,7 @@ def test_one_message_there_and_one_back(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("cuts", [even_cuts(SEQ, 4), uneven_cuts(SEQ, 5), (0, SEQ)])
-def test_tables_of_a_rank_are_as_long_as_its_rows(cuts: tuple[int, ...]) -> None:
+def test_tables_of_a_rank_are_as_long_as_its_rows(cuts):
     plan.cache_clear()
     for made in (HILBERT, SNAKE, POINTS):
         moves = [reorder_plan(made, cuts, rank, torch.device("cpu")) for rank in range(len(cuts) - 1)]
@@ -212,7 +207,7 @@ def test_tables_of_a_rank_are_as_long_as_its_rows(cuts: tuple[int, ...]) -> None
             assert [other.along.counts[rank] for other in moves] == list(one.row_major.counts)
 
 
-REFUSED: dict[str, tuple[dict[str, Any], bool, str]] = {
+REFUSED = {
     "another order": (dict(order=SNAKE), True, "rank 1 has order="),
     "another permutation": (
         dict(order=TokenOrder.from_permutation(POINTS.perm[1:] - 1, extra_tokens=1, curve="mine")),
@@ -229,7 +224,7 @@ REFUSED: dict[str, tuple[dict[str, Any], bool, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_orders_that_differ_or_do_not_fit_raise_on_all(name: str) -> None:
+def test_orders_that_differ_or_do_not_fit_raise_on_all(name):
     changed, is_of_one_rank, text = REFUSED[name]
 
     def call(comm):
@@ -245,7 +240,7 @@ def test_orders_that_differ_or_do_not_fit_raise_on_all(name: str) -> None:
 
 
 @pytest.mark.parametrize("made", [HILBERT, POINTS], ids=["grid", "points"])
-def test_tokens_put_in_order_before_they_are_shared_out(made: TokenOrder, tmp_path: Any) -> None:
+def test_tokens_put_in_order_before_they_are_shared_out(made, tmp_path):
     x = torch.randn(2, SEQ, KV_HEADS, DIM, dtype=torch.float64)
     expected = ordered_dilated_attention(x, x, x, PATTERN, made)
     np.save(tmp_path / "x.npy", x[0].numpy())

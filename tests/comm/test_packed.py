@@ -1,6 +1,4 @@
-"""Packed sequences over ranks: what one process finds of the whole packing, wherever it is cut, and no more sent than planned."""
-
-from __future__ import annotations
+"""Packed sequences over ranks."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -15,10 +13,9 @@ from helpers.strategies import Heads, patterns_with_heads
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from dilkit import DilatedSegment, GlobalTokens, Pattern, Prefix, SlidingWindow, Strided, dilated_attention_varlen
+from dilkit import GlobalTokens, Pattern, Prefix, SlidingWindow, Strided, dilated_attention_varlen
 from dilkit.comm import PackedPlan, PlanMismatch, packed_cuts, ring_dilated_attention_varlen, run_threads, share_sequences
 from dilkit.oracle import oracle_attention_varlen
-from dilkit.pattern import Branch
 from dilkit.testing.tensors import Tensors
 
 pytestmark = pytest.mark.usefixtures("on_one_core")
@@ -34,7 +31,7 @@ def tensors(total: int, heads: Heads = (4, 2)) -> Tensors:
     return Tensors(query, key, value, None, dout, dlse, sink)
 
 
-def on_one_process(work: Pattern, lengths: Sequence[int], whole: Tensors, through_lse: bool, **options: Any) -> dict[str, Tensor]:
+def on_one_process(work: Pattern, lengths: Sequence[int], whole: Tensors, through_lse: bool, **options) -> dict[str, Tensor]:
     def attend(*rows, sink):
         given = dict(options, sink=sink, return_lse=True)
         found = dilated_attention_varlen(*(x[0] for x in rows), work, starts_of(lengths), **given)
@@ -43,7 +40,7 @@ def on_one_process(work: Pattern, lengths: Sequence[int], whole: Tensors, throug
     return on_one(attend, whole, through_lse)
 
 
-def check(work: Pattern, lengths: Sequence[int], cuts: Cuts, asked: dict[str, Any] = {}, **options: Any) -> None:  # noqa: B006
+def check(work: Pattern, lengths: Sequence[int], cuts: Cuts, asked: dict[str, Any] = {}, **options):  # noqa: B006
     """Hold ranks to one process; `asked` are further options of ranks.
 
     Odd numbers of ranks have gradients through lse, others send what is planned.
@@ -55,7 +52,7 @@ def check(work: Pattern, lengths: Sequence[int], cuts: Cuts, asked: dict[str, An
         assert_counted(found, whole)
 
 
-PACKINGS: dict[str, tuple[list[int], dict[int, Cuts]]] = {
+PACKINGS = {
     "one long, short ones around": ([3, 0, 150, 7, 40], {2: (0, 90, 200), 3: (0, 60, 110, 200)}),
     "cut in three places": ([60, 60, 60], {2: (0, 50, 180), 3: (0, 30, 70, 180)}),
     "cut where sequences begin": ([50, 0, 70, 60], {2: (0, 50, 180), 3: (0, 50, 120, 180)}),
@@ -65,7 +62,7 @@ PACKINGS: dict[str, tuple[list[int], dict[int, Cuts]]] = {
 
 
 @pytest.mark.parametrize(("packing", "size", "schedule"), every_pair(PACKINGS, (1, 2, 3), ("auto", "scatter", "gather", "ring")))
-def test_as_one_process(packing: str, size: int, schedule: str) -> None:
+def test_as_one_process(packing, size, schedule):
     lengths, cuts = PACKINGS[packing]
     check(PATTERN, lengths, cuts.get(size, (0, sum(lengths))), dict(schedule=schedule), is_causal=size == 2)
 
@@ -73,9 +70,7 @@ def test_as_one_process(packing: str, size: int, schedule: str) -> None:
 @TURNS
 @settings(max_examples=8, deadline=None)
 @given(st.data(), patterns_with_heads(), st.lists(st.integers(0, 30), min_size=1, max_size=8), st.integers(1, 4), st.booleans())
-def test_anything(
-    turn: int, data: st.DataObject, drawn: tuple[Pattern, Heads], lengths: list[int], size: int, is_causal: bool
-) -> None:
+def test_anything(turn, data, drawn, lengths, size, is_causal):
     (pattern, heads), lengths = drawn, [*lengths, 4]
     cuts = uneven_cuts(sum(lengths), size, data.draw(st.integers(0, 99), "seed"))
     whole, options = tensors(sum(lengths), heads), dict[str, Any](is_causal=is_causal, softcap=(None, 0.7)[size % 2])
@@ -85,7 +80,7 @@ def test_anything(
 
 
 @pytest.mark.parametrize("pattern", [Pattern.natten((5, 6), 3), Pattern.dilateformer((5, 6), 4, dilations=(1, 3))], ids=str)
-def test_neighborhoods_of_grids_packed_one_after_the_other(pattern: Pattern) -> None:
+def test_neighborhoods_of_grids_packed_one_after_the_other(pattern):
     """Every sequence is a grid of 5 x 6 cells; another length is refused by name."""
     for lengths, cuts in (([30, 0, 30, 30], (0, 10, 40, 75, 90)), ([30, 30, 30], (0, 30, 90))):
         check(pattern, lengths, cuts)
@@ -96,18 +91,14 @@ def test_neighborhoods_of_grids_packed_one_after_the_other(pattern: Pattern) -> 
 @pytest.mark.parametrize("tokens", [4, [1, 3]], ids=str)
 @pytest.mark.parametrize("direction", ["both", "read"])
 @pytest.mark.parametrize("pattern", [(), (SlidingWindow(3),), (Prefix(2), Strided(2))], ids=["alone", "mix", "joint"])
-def test_global_tokens_beyond_a_short_sequence_are_of_no_rank(pattern: tuple[Branch, ...], direction: str, tokens: Any) -> None:
+def test_global_tokens_beyond_a_short_sequence_are_of_no_rank(pattern, direction, tokens):
     """The first sequence is cut and shorter than the global tokens; the last rank has none of them."""
     work = Pattern.of(GlobalTokens(tokens, direction), *pattern, overlap="once" if len(pattern) == 2 else "count")
     for is_causal in (False, True):
         check(work, [3, 5], (0, 2, 4, 8), is_causal=is_causal)
 
 
-def test_windows_begin_anew_in_every_sequence() -> None:
-    check(Pattern.of(SlidingWindow(9), DilatedSegment(16, 2)), [5, 0, 45, 11], even_cuts(61, 4), is_causal=True)
-
-
-def test_whole_sequences_are_sent_nowhere() -> None:
+def test_whole_sequences_are_sent_nowhere():
     lengths, work = [50, 7, 0, 70, 60, 13], Pattern([8, 24], [1, 3])
     shares = share_sequences(lengths, 3, work, 4)
     assert sorted(i for share in shares for i in share) == [*range(6)]
@@ -119,7 +110,7 @@ def test_whole_sequences_are_sent_nowhere() -> None:
     assert [plan.bytes(rank, "forward", head_dim=6, dtype="float32") for rank in range(3)] == [0, 0, 0]
 
 
-def test_work_of_all_ranks_is_that_of_all_sequences() -> None:
+def test_work_of_all_ranks_is_that_of_all_sequences():
     lengths, cuts = PACKINGS["one long, short ones around"]
     for is_causal in (False, True):
         plan = PackedPlan(PATTERN, cuts[3], tuple(starts_of(lengths).tolist()), 4, 2, is_causal)
@@ -127,7 +118,7 @@ def test_work_of_all_ranks_is_that_of_all_sequences() -> None:
         assert sum(map(plan.work, range(3))) == whole
 
 
-def test_cuts_lie_where_sequences_begin_or_segments_do_or_even() -> None:
+def test_cuts_lie_where_sequences_begin_or_segments_do_or_even():
     assert packed_cuts([100, 100, 100], 3) == (0, 100, 200, 300)
     assert packed_cuts([335, 665], 3) == (0, 335, 666, 1000)  # nothing begins near 666
     assert packed_cuts([340, 660], 3, Pattern([8, 16], [1, 2])) == (0, 21 * 16, 340 + 41 * 8, 1000)
@@ -136,7 +127,7 @@ def test_cuts_lie_where_sequences_begin_or_segments_do_or_even() -> None:
 
 
 Q, K, V = (torch.zeros(20, heads, 6) for heads in (4, 2, 2))
-WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+WRONG = {
     "starts of another rank's": (dict(cu_seqlens=starts_of([6, 34])), PlanMismatch, "cu_seqlens"),
     "a batch": (dict(query=Q[None]), ValueError, r"query has shape \(1, 20, 4, 6\); \(total, heads, head_dim\)"),
     "int64": (dict(cu_seqlens=starts_of([5, 35]).long()), TypeError, "cu_seqlens is torch.int64"),
@@ -145,7 +136,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_mistake_of_one_rank_is_an_error_of_all(wrong: str) -> None:
+def test_a_mistake_of_one_rank_is_an_error_of_all(wrong):
     changed, error, text = WRONG[wrong]
 
     def on_rank(comm):
@@ -164,5 +155,5 @@ def test_a_mistake_of_one_rank_is_an_error_of_all(wrong: str) -> None:
         (starts_of([50, -10]), "cu_seqlens decreases at index 2, from 50 to 40"),
     ],
 )
-def test_starts_that_do_not_cut_the_rows_of_all_ranks(cu_seqlens: Tensor, text: str) -> None:
+def test_starts_that_do_not_cut_the_rows_of_all_ranks(cu_seqlens, text):
     raised_on_all(2, lambda comm: ring_dilated_attention_varlen(Q, K, V, PATTERN, comm, cu_seqlens), text)

@@ -1,6 +1,4 @@
-"""A call over ranks in time: bytes from rank to rank are those of the plan, and links that are shared take as long as by hand."""
-
-from __future__ import annotations
+"""A call over ranks in time."""
 
 from dataclasses import replace
 
@@ -8,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.ranks import even_cuts, uneven_cuts
-from helpers.strategies import Heads, mixes_with_heads, patterns_with_heads
+from helpers.strategies import mixes_with_heads, patterns_with_heads
 from hypothesis import given, strategies as st
 
 from dilkit import Pattern
@@ -32,9 +30,7 @@ FAST = Speed(1e12, 1e9)
     schedule=st.sampled_from(["auto", "gather", "ring"]),
     gradients=st.sampled_from(["qkv", "k"]),
 )
-def test_bytes_from_rank_to_rank_are_those_of_the_plan(
-    drawn: tuple[Pattern, Heads], seq: int, world_size: int, seed: int, is_causal: bool, schedule: str, gradients: str
-) -> None:
+def test_bytes_from_rank_to_rank_are_those_of_the_plan(drawn, seq, world_size, seed, is_causal, schedule, gradients):
     (pattern, heads), rows = drawn, replace(ROWS, gradients=gradients)
     try:
         plan = exchange_plan(pattern, uneven_cuts(seq, world_size, seed), *heads, is_causal=is_causal, schedule=schedule)
@@ -49,7 +45,7 @@ def test_bytes_from_rank_to_rank_are_those_of_the_plan(
             assert [volume.sum(1).tolist(), volume.sum(0).tolist()] == leg.tolist()
 
 
-def test_a_port_that_several_send_to_is_shared_and_waits_for_the_last() -> None:
+def test_a_port_that_several_send_to_is_shared_and_waits_for_the_last():
     volume = np.zeros((4, 4))
     volume[0, 3], volume[1, 3] = 30.0, 10.0
     found = delivered(np.array([0.0, 1.0, 0.0, 0.0]), volume, Topology(10.0))
@@ -59,7 +55,7 @@ def test_a_port_that_several_send_to_is_shared_and_waits_for_the_last() -> None:
     assert found.busy == {"ports": 4.0}
 
 
-def test_hosts_and_uplinks_are_links_of_their_own() -> None:
+def test_hosts_and_uplinks_are_links_of_their_own():
     topology = Topology(10.0, ranks_per_host=2, hosts_per_pod=1, oversubscription=4.0, inside=100.0)
     volume = np.zeros((4, 4))
     volume[0, 1], volume[0, 2], volume[1, 3] = 100.0, 10.0, 10.0
@@ -70,7 +66,7 @@ def test_hosts_and_uplinks_are_links_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["auto", "gather", "ring"])
-def test_equal_ranks_on_a_flat_network_take_what_the_model_says(schedule: str) -> None:
+def test_equal_ranks_on_a_flat_network_take_what_the_model_says(schedule):
     pattern = Pattern([32, 128], [1, 1])
     plan = exchange_plan(pattern, even_cuts(128, 4), 4, schedule=schedule)
     for speed in (FAST, Speed(1e5, 1e9)):
@@ -85,7 +81,7 @@ def test_equal_ranks_on_a_flat_network_take_what_the_model_says(schedule: str) -
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_rings_go_over_the_links_of_hosts_and_pods(is_causal: bool) -> None:
+def test_rings_go_over_the_links_of_hosts_and_pods(is_causal):
     plan = exchange_plan(Pattern([256], [1]), even_cuts(256, 8), 4, schedule="ring", is_causal=is_causal)
     forecast, port = Forecast(plan, ROWS, Speed(1e6, 1e15)), 1e6
     fast, slow = Topology(port, 8, inside=4 * port), Topology(port, 4, hosts_per_pod=1, oversubscription=8.0, inside=4 * port)
@@ -98,7 +94,7 @@ def test_rings_go_over_the_links_of_hosts_and_pods(is_causal: bool) -> None:
     assert simulate(forecast, slow).bottleneck == "uplinks"
 
 
-def test_rows_that_are_not_kept_travel_before_local_work() -> None:
+def test_rows_that_are_not_kept_travel_before_local_work():
     kept, again = (exchange_plan(Pattern([32, 128], [1, 1]), even_cuts(128, 4), 4, keep=keep) for keep in ("rows", "nothing"))
     found = [simulate(Forecast(plan, ROWS, Speed(1e6, 1e9))) for plan in (kept, again)]
     more = (again.traffic("backward", ROWS).sent - kept.traffic("backward", ROWS).sent).max() / 1e6
@@ -106,7 +102,7 @@ def test_rows_that_are_not_kept_travel_before_local_work() -> None:
     assert found[1].seconds >= found[0].seconds + more
 
 
-def test_ranks_wait_for_a_slow_one_that_they_need_and_for_no_other() -> None:
+def test_ranks_wait_for_a_slow_one_that_they_need_and_for_no_other():
     alone = exchange_plan(Pattern([32], [1]), even_cuts(128, 4), 2)
     together = exchange_plan(Pattern([128], [1]), even_cuts(128, 4), 4, schedule="scatter")
     for plan, others_wait in ((alone, False), (together, True)):
@@ -118,7 +114,7 @@ def test_ranks_wait_for_a_slow_one_that_they_need_and_for_no_other() -> None:
         assert usual.waiting < 0.01 < 0.4 < slow.waiting
 
 
-def test_others_move_all_keys_or_all_rows() -> None:
+def test_others_move_all_keys_or_all_rows():
     pattern = Pattern([64, 4096], [1, 16])
     plan = exchange_plan(pattern, shard_cuts(4096, 4, pattern), 4)
     computed = peers(Forecast(plan, ROWS, Speed(1e6, 1e15)), Topology(1e6))
@@ -132,7 +128,7 @@ def test_others_move_all_keys_or_all_rows() -> None:
 
 
 @pytest.mark.parametrize(("schedule", "keep"), [("auto", "rows"), ("gather", "rows"), ("ring", "rows"), ("gather", "nothing")])
-def test_exchanges_that_cost_a_latency_are_those_of_a_run(schedule: str, keep: str) -> None:
+def test_exchanges_that_cost_a_latency_are_those_of_a_run(schedule, keep):
     pattern, x = Pattern([8, 32, 64], [1, 2, 4]), torch.randn(1, 64, 4, 8)
 
     def counted(comm):

@@ -1,11 +1,8 @@
-"""Training over ranks as it is done: with equal weights, under DDP, over split communicators, with checkpoints."""
-
-from __future__ import annotations
+"""Training over ranks, with DDP and checkpoints."""
 
 import re
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +20,7 @@ SEQ, WIDTH, STEPS = 90, 16, 3
 
 
 class Network(nn.Module):
-    def __init__(self, comm: Comm | None) -> None:
+    def __init__(self, comm: Comm | None):
         super().__init__()
         inner = DilatedAttention(PATTERN) if comm is None else RingDilatedAttention(PATTERN, comm)
         self.attention = MultiheadDilatedAttention(WIDTH, 4, inner, is_causal=True, rotary=True)
@@ -73,7 +70,7 @@ def steps(comm: Comm) -> list[Tensor]:
     return [p.detach() for p in network.parameters()]
 
 
-def check(found: list[list[Tensor]]) -> None:
+def check(found: list[list[Tensor]]):
     for name, *everywhere in zip(Network(None).state_dict(), alone(), *found, strict=True):
         expected, first, *others = everywhere
         assert all(torch.equal(first, other) for other in others), name
@@ -81,11 +78,11 @@ def check(found: list[list[Tensor]]) -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_steps_of_an_optimizer_give_equal_weights(world_size: int) -> None:
+def test_steps_of_an_optimizer_give_equal_weights(world_size):
     check(run_threads(world_size, steps))
 
 
-def two_replicas(world: Comm) -> None:
+def two_replicas(world: Comm):
     """Two ranks share a sequence: DDP averages over replicas, and shards' gradients are summed."""
     replica = world.rank // 2
     if isinstance(world, MPIComm):
@@ -114,7 +111,7 @@ def two_replicas(world: Comm) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["gloo", "openmpi"])
-def test_two_replicas_of_two_ranks(launcher: str) -> None:
+def test_two_replicas_of_two_ranks(launcher):
     run(launcher, 4, two_replicas)
 
 
@@ -133,7 +130,7 @@ open(f"right-{torch.distributed.get_rank()}", "w").close()
 
 
 @pytest.mark.slow
-def test_the_layout_of_the_page_has_the_gradients_of_one_process(tmp_path: Path) -> None:
+def test_the_layout_of_the_page_has_the_gradients_of_one_process(tmp_path):
     page = (ROOT / "docs" / "ranks.md").read_text()
     (program,) = re.findall(r'^```python title="layout.py"\n(.*?)^```', page, re.MULTILINE | re.DOTALL)
     (command,) = re.findall(r"^\$ python (.* layout.py)$", page, re.MULTILINE)

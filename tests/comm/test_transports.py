@@ -1,6 +1,4 @@
-"""Every transport against one list of exchanges, and what each refuses. How they fail: test_faults.py."""
-
-from __future__ import annotations
+"""Every transport against one list of exchanges; test_faults.py has their failures."""
 
 import signal
 import sys
@@ -8,7 +6,6 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -43,11 +40,11 @@ pytestmark = pytest.mark.surroundings
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8, *(pytest.param(size, marks=pytest.mark.slow) for size in (4, 5, 6, 7))])
-def test_threads_conform(size: int) -> None:
+def test_threads_conform(size):
     run_threads(size, conform)
 
 
-def test_what_was_sent_may_be_overwritten_after_the_wait() -> None:
+def test_what_was_sent_may_be_overwritten_after_the_wait():
     overwritten = threading.Event()
 
     def on_rank(comm):
@@ -67,11 +64,11 @@ SLOW = [(launcher, size) for launcher in LAUNCHERS for size in (2, 3, 4) if (lau
 
 
 @pytest.mark.parametrize(("launcher", "size"), [("gloo", 3), *(pytest.param(*one, marks=pytest.mark.slow) for one in SLOW)])
-def test_processes_conform(launcher: str, size: int) -> None:
+def test_processes_conform(launcher, size):
     run(launcher, size, conformance)
 
 
-def finalizes(comm: Comm) -> None:
+def finalizes(comm: Comm):
     from mpi4py import MPI
 
     comm.share(b"", "before the end")
@@ -81,11 +78,11 @@ def finalizes(comm: Comm) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
-def test_a_program_may_end_mpi_itself(launcher: str) -> None:
+def test_a_program_may_end_mpi_itself(launcher):
     run(launcher, 2, finalizes)
 
 
-def exchanges_of_one(comm: Comm) -> None:
+def exchanges_of_one(comm: Comm):
     """A job of one rank, and how an exchange of it fails: with itself, and with a rank that is not there."""
     from mpi4py import MPI
 
@@ -109,17 +106,17 @@ def exchanges_of_one(comm: Comm) -> None:
         requests.MPIExchange(own, 3, "keys").post([(7, three)], [])
 
 
-def test_one_process_without_mpirun_is_a_job_of_one_rank() -> None:
+def test_one_process_without_mpirun_is_a_job_of_one_rank():
     run("alone", 1, exchanges_of_one)
 
 
-def test_the_list_notices_a_corrupted_message() -> None:
+def test_the_list_notices_a_corrupted_message():
     with pytest.raises(AssertionError, match="uneven_counts_of_every_dtype"):
         run_threads(3, conform, timeout=5, faults=[Fault("corrupt", rank=1, number=4)])
 
 
 @pytest.mark.usefixtures("ctrl_c")
-def test_threads_end_after_ctrl_c() -> None:
+def test_threads_end_after_ctrl_c():
     died: list[str] = []
 
     def on_rank(comm):
@@ -142,12 +139,12 @@ def test_threads_end_after_ctrl_c() -> None:
     assert all("KeyboardInterrupt" in text or "gave up" in text for text in died)
 
 
-def test_importing_the_transports_loads_neither_mpi_nor_torch(tmp_path: Any) -> None:
+def test_importing_the_transports_loads_neither_mpi_nor_torch(tmp_path):
     loaded = python("import sys, dilkit.comm; print([m for m in ('torch', 'mpi4py') if m in sys.modules])", tmp_path)
     assert loaded == "[]"
 
 
-def test_every_name_is_there() -> None:
+def test_every_name_is_there():
     for name in dilkit.comm.__all__:
         assert getattr(dilkit.comm, name).__name__ == name
         assert name in dir(dilkit.comm)
@@ -155,7 +152,7 @@ def test_every_name_is_there() -> None:
         _ = dilkit.comm.Ring
 
 
-def test_torch_distributed_must_be_initialized() -> None:
+def test_torch_distributed_must_be_initialized():
     with pytest.raises(RuntimeError, match=r"not initialized: start the ranks with torchrun and call.*init_process_group"):
         TorchComm()
     with pytest.raises(TypeError, match=r"group=2 is a int; a process group or a DeviceMesh"):
@@ -171,7 +168,7 @@ def one_process() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def test_tensors_that_are_spread_over_ranks_already_are_refused(one_process: None) -> None:
+def test_tensors_that_are_spread_over_ranks_already_are_refused(one_process):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -191,7 +188,7 @@ def test_tensors_that_are_spread_over_ranks_already_are_refused(one_process: Non
             call()
 
 
-def test_a_device_mesh_is_a_group_and_errors_name_its_dimension(one_process: None) -> None:
+def test_a_device_mesh_is_a_group_and_errors_name_its_dimension(one_process):
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "cp"))
@@ -208,7 +205,7 @@ def test_a_device_mesh_is_a_group_and_errors_name_its_dimension(one_process: Non
         TorchComm("cp")
 
 
-def test_without_mpi4py_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_mpi4py_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", None)
     requests.mpi.cache_clear()
     with pytest.raises(ImportError, match=r"pip install 'dilkit\[mpi\]'"):
@@ -225,7 +222,7 @@ def test_without_mpi4py_the_error_says_what_to_install(monkeypatch: pytest.Monke
     ],
     ids=["not-found", "silent", "no", "yes"],
 )
-def test_mpi_is_cuda_aware_if_the_library_says_so(loaded: object, aware: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mpi_is_cuda_aware_if_the_library_says_so(loaded, aware, monkeypatch):
     monkeypatch.setattr(requests, "loaded_library", lambda: loaded)
     assert requests.cuda_aware.__wrapped__() is aware
     monkeypatch.setattr("dilkit.comm.transports.mpi.comm.cuda_aware", lambda: aware)
@@ -233,7 +230,7 @@ def test_mpi_is_cuda_aware_if_the_library_says_so(loaded: object, aware: bool, m
     assert reads == [True, aware, False]
 
 
-def test_staged_bytes_are_copies() -> None:
+def test_staged_bytes_are_copies():
     part = torch.arange(5, dtype=torch.uint8)
     ((peer, copy),) = base.host_copies([(3, part)], part.device)
     assert peer == 3
@@ -246,7 +243,7 @@ def test_staged_bytes_are_copies() -> None:
 
 @pytest.mark.parametrize("folder", ["/usr/lib", "/home folder/müller/.venv/lib"])
 @pytest.mark.parametrize("name", ["libmpi.so.40.30.8", "libmpi_abi.so.0"])
-def test_the_mpi_library_is_found_wherever_it_lies(folder: str, name: str) -> None:
+def test_the_mpi_library_is_found_wherever_it_lies(folder, name):
     line = "7f31c2a00000-7f31c2a2f000 r-xp 0002f000 fe:00 2105417                    "
     maps = f"{line}{folder}/libmpi4py.so\n{line}{folder}/{name}\n{line}[stack]\n"
     assert requests.library_in(maps) == f"{folder}/{name}"
@@ -254,7 +251,7 @@ def test_the_mpi_library_is_found_wherever_it_lies(folder: str, name: str) -> No
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="staging through pinned memory needs a CUDA device")
-def test_bytes_of_a_gpu_are_staged_through_pinned_memory() -> None:
+def test_bytes_of_a_gpu_are_staged_through_pinned_memory():
     part = torch.arange(5, dtype=torch.uint8, device="cuda")
     ((_, copy),) = base.host_copies([(0, part)], part.device)
     assert copy.is_pinned()
@@ -267,7 +264,7 @@ class TestPoll:
     """With a clock that only `sleep` and `sched_yield` move."""
 
     @pytest.fixture(autouse=True)
-    def clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def clock(self, monkeypatch):
         self.now, self.naps = 0.0, []
 
         def pass_time(seconds):
@@ -278,7 +275,7 @@ class TestPoll:
         monkeypatch.setattr("dilkit.comm.transports.mpi.requests.time", fake_time)
         monkeypatch.setattr("dilkit.comm.transports.mpi.requests.os", types.SimpleNamespace(sched_yield=lambda: pass_time(0)))
 
-    def test_it_looks_until_nothing_is_left_or_the_time_is_over(self) -> None:
+    def test_it_looks_until_nothing_is_left_or_the_time_is_over(self):
         left = iter([2, 1, 0])
         assert poll(lambda: next(left), 1.0)
         assert self.naps == [0, 0]
@@ -286,11 +283,11 @@ class TestPoll:
         assert not poll(lambda: 1, 0.5)
         assert 0.5 <= self.now < 0.502
 
-    def test_a_long_wait_naps(self) -> None:
+    def test_a_long_wait_naps(self):
         poll(lambda: 1, 10.0)
         assert sum(nap > 0 for nap in self.naps) / 10.0 < 1010, "looks per second"
         assert max(self.naps) == 0.001
 
-    def test_no_nap_as_long_as_something_moves(self) -> None:
+    def test_no_nap_as_long_as_something_moves(self):
         assert poll(lambda: max(0, 100 - int(self.now / 0.01)), 10.0)
         assert max(self.naps) == 0

@@ -66,8 +66,7 @@ class SeenRuns(NamedTuple):
 def seen_runs(layout_runs: IntArray, parts: Parts, is_causal: bool) -> SeenRuns:
     """Return the lines of a layout `(n, 4)`: unit, block of queries, and the blocks of keys from one to before another.
 
-    Lines leave out what whole blocks of one rank see of one another; with causality also what lies after a query, and what a part
-    sees of itself.
+    Lines leave out what whole blocks of a rank see of one another; with causality also what lies after a query, or is itself.
     """
     unit, block, first, last = layout_runs.T
     low, high = parts.of_blocks(block), parts.of_blocks(block + 1)

@@ -51,9 +51,9 @@ Received = tuple[dict[tuple[int, int], list[HeadRows]], dict[tuple[int, int], li
 
 @dataclass(frozen=True, eq=False)
 class BlockExchange(BranchExchange):
-    """The messages of a branch of blocks. `forms`: one for each query head served, or one for all.
+    """The messages of a branch of blocks.
 
-    `model_heads`: the numbers in the whole model of the query heads at hand, and how many it has.
+    `forms`: one for each query head, or for all. `model_heads`: their numbers, of how many.
     """
 
     kind = "blocks"

@@ -101,8 +101,7 @@ def end_job_on_failure() -> None:
 def leave_together(comm: Any, timeout: float) -> None:
     """At exit, before mpi4py ends MPI, wait for the end of the other ranks of `comm`, `timeout` seconds at most.
 
-    `sys.exit` calls no hook for exceptions, and MPI ends on all ranks or on none: those that wait for this one would wait on. A
-    rank that is needed has not received what the others have sent it.
+    `sys.exit` calls no hook for exceptions, and MPI ends on all ranks or on none: those that wait for this one would wait on.
     """
     _communicators.append((comm, timeout))
     atexit.unregister(_leave)

@@ -144,8 +144,8 @@ def progress_thread() -> ProgressThread | None:
 def poll(unfinished: Callable[[], int], timeout: float) -> bool:
     """Call `unfinished()` until it returns 0, and return True; False after `timeout` seconds.
 
-    As long as its result changes, or did so lately, this only yields the core between calls: messages move while MPI is called.
-    After that it naps for a tenth of the time that nothing has moved, so that a long wait costs little.
+    While its result changes this only yields the core between calls: messages move while MPI is called. Then it naps, longer and
+    longer.
     """
     began = moved = time.monotonic()
     before = 0

@@ -3,14 +3,12 @@
  *   coarsest block --inner[state]--> ... --> block of 16 x 16 or 8 x 8 x 8 cells --cell[state] + first cell--> out[d]
  *
  * In each quarter or octant of the grid, the curve of k bits is the curve of k - 1 bits with its axes permuted and some of them
- * reversed: its orientation. The states are the orientations that occur: 4 in two dimensions, 24 in three. HilbertTables hold,
- * for each state, the path of the curve through a block (`cell`), and the state in each of its cells if these are blocks
- * themselves (`inner`). A cell within a block is one number: its coordinates, `bits` bits each, that of the last axis lowest.
+ * reversed. The states are the orientations that occur: 4 in two dimensions, 24 in three. A cell within a block is one number: its
+ * coordinates, `bits` bits each, that of the last axis lowest.
  */
 #include "curves.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 /* The widest instructions are chosen at run time: a wheel is compiled for the oldest machine. */
 #if defined(__has_attribute)
@@ -21,85 +19,6 @@
 #ifndef WIDEST
 #define WIDEST
 #endif
-
-enum { STATES = 24, BLOCK_CELLS = 512 };
-
-/* Axis a of the outer curve is axis `axis[a]` of the inner one, reversed if bit a of `flips` is set. */
-typedef struct {
-    uint8_t axis[3], flips;
-} Orientation;
-
-typedef struct {
-    int ndim, bits, states;             /* a block has 1 << bits cells along a side */
-    uint8_t before[STATES];             /* the state of a curve whose first quarter or octant has this state */
-    uint16_t cell[STATES][BLOCK_CELLS]; /* along the curve -> row-major */
-    uint8_t inner[STATES][BLOCK_CELLS]; /* along the curve -> the state in that cell, if it is a block */
-} HilbertTables;
-
-static HilbertTables square = {.ndim = 2, .bits = 4}, cube = {.ndim = 3, .bits = 3};
-
-/* The orientations of the parts in the order of the curve, which is that of the reflected binary code (Gray code). */
-static const Orientation QUARTERS[4] = {{{1, 0}, 0}, {{0, 1}, 0}, {{0, 1}, 0}, {{1, 0}, 3}};
-static const Orientation OCTANTS[8] = {
-    {{1, 2, 0}, 0}, {{1, 0, 2}, 0}, {{0, 1, 2}, 0}, {{2, 1, 0}, 5}, {{2, 1, 0}, 0}, {{0, 1, 2}, 0}, {{1, 0, 2}, 3}, {{1, 2, 0}, 5},
-};
-
-static Orientation compose(Orientation outer, Orientation inner, int ndim) {
-    Orientation orientation = {{0}, 0};
-    for (int a = 0; a < ndim; a++) {
-        int axis = outer.axis[a];
-        orientation.axis[a] = inner.axis[axis];
-        orientation.flips |= (uint8_t)(((outer.flips >> a ^ inner.flips >> axis) & 1) << a);
-    }
-    return orientation;
-}
-
-static int state_of(Orientation orientation, Orientation *known, int *states) {
-    int state = 0;
-    while (state < *states && memcmp(&known[state], &orientation, sizeof orientation))
-        state++;
-    if (state == *states)
-        known[(*states)++] = orientation;
-    return state;
-}
-
-/* The part of the grid, one bit for each axis, the first axis highest, that the curve in `orientation` visits as its
- * `number`-th. */
-static int part_at(Orientation orientation, int number, int ndim) {
-    int code = number ^ number >> 1, part = 0;
-    for (int a = 0; a < ndim; a++)
-        part |= ((code >> (ndim - 1 - orientation.axis[a]) ^ orientation.flips >> a) & 1) << (ndim - 1 - a);
-    return part;
-}
-
-static void tabulate(HilbertTables *tables, const Orientation *parts) {
-    int ndim = tables->ndim, bits = tables->bits, states = 1;
-    Orientation orientation[STATES] = {{{0, 1, ndim == 3 ? 2 : 0}, 0}};
-    uint8_t inner[STATES][8];
-    for (int s = 0; s < states; s++)
-        for (int i = 0; i < 1 << ndim; i++)
-            inner[s][i] = (uint8_t)state_of(compose(orientation[s], parts[i], ndim), orientation, &states);
-    for (int s = 0; s < states; s++) {
-        tables->before[inner[s][0]] = (uint8_t)s;
-        for (int i = 0; i < 1 << ndim * bits; i++) {
-            int state = s, cell = 0;
-            for (int bit = bits - 1; bit >= 0; bit--) {
-                int number = i >> bit * ndim & ((1 << ndim) - 1), part = part_at(orientation[state], number, ndim);
-                for (int a = 0; a < ndim; a++)
-                    cell |= (part >> (ndim - 1 - a) & 1) << (bits * (ndim - 1 - a) + bit);
-                state = inner[state][number];
-            }
-            tables->cell[s][i] = (uint16_t)cell;
-            tables->inner[s][i] = (uint8_t)state;
-        }
-    }
-    tables->states = states;
-}
-
-void curves_prepare(void) {
-    tabulate(&square, QUARTERS);
-    tabulate(&cube, OCTANTS);
-}
 
 /* The strides of a row-major grid, and the bits of a coordinate within a block. */
 typedef struct {
@@ -140,7 +59,7 @@ typedef struct {
 } Curve;
 
 static void put_cells(const Curve *curve, char *out, int state, int64_t origin, int count) {
-    const uint16_t *cell = curve->tables->cell[state];
+    const uint16_t *cell = curve->tables->cell + (state << curve->tables->ndim * curve->tables->bits);
     if (curve->bytes == 4)
         cells_32((void *)out, &curve->grid, cell, origin, count);
     else
@@ -162,8 +81,8 @@ static void write_level(Curve *curve, int level, int state, int64_t origin, int 
     const HilbertTables *tables = curve->tables;
     const int cells = 1 << tables->ndim * tables->bits;
     for (int i = 0; i < count; i++) {
-        int inner = tables->inner[state][i];
-        int64_t first = origin + (cell_index(&curve->grid, tables->cell[state][i]) << level * tables->bits);
+        int inner = tables->inner[state * cells + i];
+        int64_t first = origin + (cell_index(&curve->grid, tables->cell[state * cells + i]) << level * tables->bits);
         if (level > 1)
             write_level(curve, level - 1, inner, first, cells);
         else {
@@ -174,8 +93,8 @@ static void write_level(Curve *curve, int level, int state, int64_t origin, int 
 }
 
 /* A grid whose bits are not a multiple of the bits of a block is the first corner of one whose bits are. */
-void curves_hilbert(void *out, int bytes, int ndim, int bits) {
-    const HilbertTables *tables = ndim == 2 ? &square : &cube;
+void curves_hilbert(void *out, int bytes, const HilbertTables *tables, int bits) {
+    const int ndim = tables->ndim;
     Curve curve = {tables, {tables->bits, ndim == 3 ? (int64_t)1 << 2 * bits : 0, (int64_t)1 << bits}, out, NULL, bytes};
     const int top = bits > 0 ? (bits - 1) / tables->bits : 0, cells = 1 << ndim * tables->bits;
     const int count = 1 << ndim * (bits - top * tables->bits); /* of the coarsest block, cells or blocks */
