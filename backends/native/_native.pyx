@@ -193,7 +193,7 @@ def backward(
 ):
     """`(dq, dk, dv, dbias)` in the dtype of `lse`, which is contiguous.
 
-    `dbias` is that of the weights of a learned bias in parts `(parts, heads, entries)`, float64, to be added up; else None.
+    `dbias` is that of the weights of a learned bias in parts `(parts, *weights.shape)`, float64, to be added up; else None.
     """
     if lse.dtype is not (float64 if encoded.problem.dtype == 0 else float32):
         raise TypeError(f"lse is {lse.dtype}, in which the kernel would sum gradients up; it would write beyond the tensors")
@@ -203,9 +203,9 @@ def backward(
     cdef int64_t parts = 1
     gradient = None
     if bias is not None and bias.form.learned:
-        parts = native_parts(&p)
+        parts = 1 if p.row_entries else native_parts(&p)
         p.one_part = parts * p.heads * p.entries > MOST_PARTS
-        gradient = lse.new_zeros((1 if p.one_part else max(parts, 1), p.heads, p.entries), dtype=torch.float64)
+        gradient = lse.new_zeros((1 if p.one_part else max(parts, 1), *bias.weights.shape), dtype=torch.float64)
         p.dbias = <double *>locate(gradient, none, 0)
     p.dout, p.dq, p.dk, p.dv, p.delta = view_of(dout), view_of(dq), view_of(dk), view_of(dv), locate(delta, none, 0)
     run(code_of(isa), &p, DELTA, threads)

@@ -39,8 +39,10 @@ if TYPE_CHECKING:
     EncodedScores = tuple[float, int, int, bool, tuple[int, int, int]]
     EncodeArguments = tuple[tuple[int, ...], int, bool, bool, float, BranchArrays, EncodedScores, int, bool]
 
-NO_BIAS, TABLE = 0, 4
+NO_BIAS, TABLE, AXIS_TABLES, ROW_TABLES = 0, 4, 5, 6
 """What a bias is a function of, beside the metrics from 1 on: kernels/native.h."""
+MOST_ENTRIES = 2**31
+"""Numbers of a bias by query, of a head of a sequence: kernels count them in 32 bits."""
 MAX_BRANCHES = 64
 """Branches of a pattern: a set of them is the bits of a machine word."""
 BLOCK_ROWS = 2048
@@ -53,7 +55,7 @@ FLOPS_PER_THREAD = 2**22
 """One more thread for each: to start a thread takes as long as to compute these."""
 
 NOT_BUILT = Refusal(
-    "kernel", "native", "this installation was built without it, as on Windows it always is", "sdpa computes the same"
+    "kernel", "native", "this installation was built without it; on Windows it always is", "sdpa computes the same"
 )
 
 
@@ -103,7 +105,8 @@ class Native(Backend):
         if cache_seqlens is None:
             if cu_seqlens is not None and problem.queries is None:
                 _check_lengths(problem, cu_seqlens.diff())
-            tables = _given(inputs, problem, by_key=False)
+            # No call of a function here or in `Inputs`: a small forward takes microseconds.
+            tables = None if inputs.intervals is None and inputs.block_layout is None else _tables(inputs, problem, by_key=False)
             positions = None if problem.queries is None else _positions(inputs, problem)
             options = mask, cu_seqlens, dropout, bias, tables, positions
             results = _kernel().forward(encoded, isa, threads, query, key, value, *options)
@@ -114,7 +117,7 @@ class Native(Backend):
 
     def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, ...]:
         query, key, value, mask, cu_seqlens, _, dropout, bias = inputs[:8]
-        tables = _given(inputs, problem, by_key=True)
+        tables = None if inputs.given is None else _tables(inputs, problem, by_key=True)
         options = mask, cu_seqlens, dropout, bias, tables, None if problem.queries is None else _positions(inputs, problem)
         *sums, parts = _kernel().backward(*_prepared(problem, query), dout, query, key, value, out, lse.contiguous(), *options)
         if query.dtype != lse.dtype:  # sums lie head by head
@@ -140,9 +143,12 @@ def _pattern_refusals(problem: Problem) -> list[Refusal]:
         refusals.append(Refusal("seq", f"{problem.seq:,}", f"at most {MOST_TOKENS:,} on a grid, or for a mix that counts once"))
     if problem.queries is not None:
         refusals += _queries_refused(problem)
+    if problem.bias is not None and problem.bias.by_query and problem.span * problem.bias.entries >= MOST_ENTRIES:
+        numbers = f"{problem.span * problem.bias.entries:,} numbers of a head"
+        refusals.append(Refusal("bias", numbers, f"fewer than {MOST_ENTRIES:,}", 'backend="reference"'))
     left_out = (forms[at] for form in forms for at in form.without)
     if any(isinstance(other, Band) and (other.begin or other.back != other.ahead) for other in left_out):
-        limit = "no band that begins at a distance, or reaches farther back than ahead, is left out pair by pair"
+        limit = 'overlap="once" cannot subtract a band with a minimum distance or unequal reach'
         refusals.append(Refusal("overlap", "'once'", limit, 'overlap="count", or backend="reference"'))
     if any(_differ_in_left_out(one, other) for one, other in combinations(forms, 2)):
         limit = "segments of a head without the same rows and columns"  # they share their keys' scores
@@ -291,20 +297,19 @@ def encode_problem(problem: Problem) -> EncodeArguments:
     )
 
 
-def _given(inputs: Inputs, problem: Problem, by_key: bool) -> GivenTables | None:
-    if inputs.given is None:
-        return None
+def _tables(inputs: Inputs, problem: Problem, by_key: bool) -> GivenTables:
     from dilkit.backends.native.given import given_tables
 
     return given_tables(inputs, problem, by_key)
 
 
 def _encode_scores(problem: Problem) -> EncodedScores:
-    """The softcap, and of the bias what it is a function of, the numbers of a position, whether a row has two, and the sizes of
-    its table."""
+    """Return the softcap and of the bias: its kind, numbers of a position, True if a row has two, sizes of its table."""
     form = problem.bias
     if form is None:
         return problem.softcap, NO_BIAS, 0, False, (1, 1, 1)
-    kind = TABLE if form.sizes else METRICS.index(form.metric) + 1
+    kind = METRICS.index(form.metric) + 1
+    if form.sizes:
+        kind = ROW_TABLES if form.by_query else AXIS_TABLES if form.by_axis else TABLE
     a, b, c = (*form.sizes, 1, 1, 1)[:3]  # dimensions that a table has not are the last ones, in which all positions are 0
     return problem.softcap, kind, form.dims, form.apart, (a, b, c)

@@ -38,8 +38,7 @@ class GivenTables(NamedTuple):
 
 
 class _Runs(NamedTuple):
-    """Runs of rows of all tables in turn: where each ends, how many runs of columns it sees, and these `(n, 2)`; of each table
-    the number of its runs of rows."""
+    """Runs of rows of all tables in turn: where each ends, and the runs of columns `(n, 2)` that it sees."""
 
     rows_end: Tensor
     counts: Tensor

@@ -42,6 +42,7 @@ cdef extern from "native.h":
         int64_t key_position
         int64_t[3] table_size
         int64_t entries
+        int64_t row_entries
         const char *bias_weights
         TensorView positions
         double *dbias
@@ -61,8 +62,11 @@ cdef extern from "native.h":
         const InstructionSet *instead
     int GRID
     int FORWARD, DELTA, BACKWARD
+    int ROW_TABLES
     int NATIVE_DONE, NATIVE_INTERRUPTED, NATIVE_NO_MEMORY
     int64_t lesser(int64_t a, int64_t b) nogil
+    int64_t table_entries(const Problem *problem) nogil
+    void set_row_tables(Problem *problem, int64_t batch, int64_t rows) nogil
     int64_t native_parts(const Problem *problem) nogil
     int native_run(const InstructionSet *code, const Problem *problem, int phase, int threads, int (*interrupted)() noexcept) nogil
 

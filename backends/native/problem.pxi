@@ -40,7 +40,7 @@ cdef int set_scores(Problem *p, scores) except -1:
     p.softcap, p.bias, p.position_dims, apart, table = scores
     p.key_position = p.position_dims if apart else 0
     p.table_size[0], p.table_size[1], p.table_size[2] = table
-    p.entries = p.table_size[0] * p.table_size[1] * p.table_size[2]
+    p.entries = table_entries(p)
     return 0
 
 
@@ -167,9 +167,11 @@ cdef int set_bias(Problem *p, bias, int64_t rows) except -1:
     if bias is None:
         return 0
     weights, positions = bias.weights, bias.positions
-    if tuple(weights.shape) != (p.heads, p.entries) or weights.itemsize != bytes or not weights.is_contiguous():
-        raise ValueError(f"weights of the bias have shape {tuple(weights.shape)}; ({p.heads}, {p.entries}), contiguous, is needed")
+    sizes = [p.heads, p.batch, rows, p.entries] if p.bias == ROW_TABLES else [p.heads, p.entries]
+    if list(weights.shape) != sizes or weights.itemsize != bytes or not weights.is_contiguous():
+        raise ValueError(f"weights of the bias have shape {tuple(weights.shape)}; {tuple(sizes)}, contiguous, is needed")
     p.bias_weights = locate(weights, strides, 0)
+    set_row_tables(p, p.batch, rows)
     if positions is None:
         return 0
     columns = p.key_position + p.position_dims

@@ -103,7 +103,7 @@ class CoordinateAlibi(PlacedBias):
         if not 1 <= self.coordinates.shape[-1] <= 3:
             raise ValueError(f"coordinates has shape {tuple(self.coordinates.shape)}; 1 to 3 numbers a row are needed")
         if self.coordinates.requires_grad:
-            raise ValueError("coordinates requires a gradient, which it does not have; pass coordinates.detach()")
+            raise ValueError("coordinates requires a gradient, which is not computed; pass coordinates.detach()")
         check_reach("coordinates", placed, self.coordinates.dtype)
 
     def _check_neutral(self, rows: Any) -> None:

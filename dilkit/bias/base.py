@@ -23,6 +23,9 @@ class Bias(ABC):
     by_row: ClassVar[bool] = False
     """True if it holds values for each row, which packed sequences have one after the other."""
 
+    by_query: ClassVar[bool] = False
+    """True if each query has weights of its own, `(heads, batch, rows, entries)`."""
+
     @property
     def most_rows(self) -> int | None:
         """The longest sequence that it fits; None for any."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from dilkit.bias.base import Bias, PlacedBias
 from dilkit.bias.checks import check_range, check_reach, floating, whole
 from dilkit.bias.form import BiasForm, LoweredBias
+from dilkit.bias.grids import axis_sizes, cells_of, check_cells, entry_of, grid_shape
 from dilkit.checks import boolean, check_type, integer
 
 
@@ -120,8 +121,7 @@ class GridTable(Bias):
 
     def __post_init__(self) -> None:
         floating("table", self.table, (2, 3, 4), "(heads, a), (heads, a, b) or (heads, a, b, c)")
-        check_type("shape", self.shape, (tuple, list), "a sequence of sizes is needed")
-        shape = tuple(integer("shape", size, at_least=1) for size in self.shape)
+        shape = grid_shape(self.shape)
         steps = self.dilation if isinstance(self.dilation, (tuple, list)) else (self.dilation,) * len(shape)
         dilation = tuple(integer("dilation", step, at_least=1) for step in steps)
         sizes = self.table.shape[1:]
@@ -139,14 +139,11 @@ class GridTable(Bias):
 
     def _coordinates(self, rows: Tensor) -> Tensor:
         assert isinstance(self.dilation, tuple)
-        columns, left = [], rows
-        for size, step in zip(self.shape[:0:-1], self.dilation[:0:-1], strict=True):
-            columns.append(left % size // step)
-            left = left // size
-        return torch.stack([left // self.dilation[0], *columns[::-1]], -1)
+        return cells_of(rows, self.shape, self.dilation)
 
     def matrix(self, queries: Tensor, keys: Tensor) -> Tensor:
-        return self.table.flatten(1)[:, _entries(self.table, self._coordinates(queries)[:, None] - self._coordinates(keys))]
+        apart = self._coordinates(queries)[:, None] - self._coordinates(keys)
+        return self.table.flatten(1)[:, entry_of(tuple(self.table.shape[1:]), apart)]
 
     def lowered(self, dtype: Any) -> LoweredBias:
         check_reach(f"positions on the grid shape={self.shape} of the bias", max(self.shape) - 1, dtype)
@@ -155,9 +152,7 @@ class GridTable(Bias):
         return LoweredBias(form, self.table.to(dtype).flatten(1), self._coordinates(rows).to(dtype)[None])
 
     def check_rows(self, batch: int, seq: int) -> None:
-        if seq > (tokens := math.prod(self.shape)):
-            needed = f"at least the {seq} of query are needed"
-            raise ValueError(f"shape={self.shape} of the bias is a grid of {tokens} tokens; {needed}")
+        check_cells(self.shape, seq)
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,8 +161,9 @@ class CoordinateTable(PlacedBias):
 
         bias(h, i, j) = table[h, x_i - x_j + (a - 1) / 2, ...]        (a, ...) = table.shape[1:], each offset clipped to it
 
-    - `table`: as that of `GridTable`. The sum of a table for each axis, as Point Transformer V3 has it, is `a[:, :, None, None] +
-      b[:, None, :, None] + c[:, None, None, :]`, with gradients to each of them.
+    - `table`: as that of `GridTable`; with `sizes`, `(heads, a + b + c)`.
+    - `sizes`: those of a table for each axis, (a, b, c), odd; their entries are summed, as Point Transformer V3 has it with
+      `rpe_table.T` and three times the same size. None: a table of all combinations.
     - `coordinates`: integers `(batch, seq, 1 to 3)`, or `(seq, 1 to 3)` for all sequences; of packed sequences
       `(total, 1 to 3)`.
 
@@ -184,12 +180,20 @@ class CoordinateTable(PlacedBias):
 
     table: Tensor
     coordinates: Tensor
+    sizes: tuple[int, ...] | None = None
     weights_name: ClassVar[str] = "table"
 
     def __post_init__(self) -> None:
-        floating("table", self.table, (2, 3, 4), "(heads, a), (heads, a, b) or (heads, a, b, c)")
-        _check_odd(self.table)
-        x, dims = self.coordinates, self.table.dim() - 1
+        x = self.coordinates
+        if self.sizes is None:
+            floating("table", self.table, (2, 3, 4), "(heads, a), (heads, a, b) or (heads, a, b, c)")
+            _check_odd(self.table)
+            dims = self.table.dim() - 1
+        else:
+            floating("table", self.table, (2,), "(heads, a + b + c), the sum of sizes,")
+            check_type("sizes", self.sizes, (tuple, list), "a sequence of sizes is needed")
+            dims = len(self.sizes)
+            object.__setattr__(self, "sizes", axis_sizes(self.sizes, dims, self.table.shape[1], "entries of table"))
         if not isinstance(x, Tensor) or x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
             kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"coordinates is {kind}; an integer torch.Tensor is needed, the cell of each token")
@@ -198,23 +202,20 @@ class CoordinateTable(PlacedBias):
 
     def matrix(self, queries: Tensor, keys: Tensor) -> Tensor:
         x = self.coordinates.long()
-        entries = _entries(self.table, x[..., queries, :].unsqueeze(-2) - x[..., keys, :].unsqueeze(-3))
-        return self.table.flatten(1)[:, entries].movedim(0, -3)
+        apart = x[..., queries, :].unsqueeze(-2) - x[..., keys, :].unsqueeze(-3)
+        if self.sizes is None:
+            return self.table.flatten(1)[:, entry_of(tuple(self.table.shape[1:]), apart)].movedim(0, -3)
+        entries = (entry_of((size,), apart[..., k : k + 1]) for k, size in enumerate(self.sizes))
+        every = [x[:, entry] for x, entry in zip(self.table.split_with_sizes(self.sizes, 1), entries, strict=True)]
+        return torch.stack(every).sum(0).movedim(0, -3)
 
     def lowered(self, dtype: Any) -> LoweredBias:
         check_reach("coordinates", self.coordinates, dtype)
-        form = BiasForm(dims=self.table.dim() - 1, sizes=tuple(self.table.shape[1:]), placed=True)
+        sizes = self.sizes or tuple(self.table.shape[1:])
+        form = BiasForm(dims=len(sizes), sizes=sizes, placed=True, by_axis=self.sizes is not None and len(sizes) > 1)
         return LoweredBias(form, self.table.to(dtype).flatten(1), self._batched["coordinates"].to(dtype))
 
 
 def _check_odd(table: Tensor) -> None:
     if any(size % 2 == 0 for size in table.shape[1:]):
         raise ValueError(f"table has shape {tuple(table.shape)}; odd sizes, 2 * k - 1 for k tokens, are needed")
-
-
-def _entries(table: Tensor, apart: Tensor) -> Tensor:
-    """Return the entries of a flattened table for offsets `(..., dims)`, each clipped."""
-    entry = torch.zeros_like(apart[..., 0])
-    for k, size in enumerate(table.shape[1:]):
-        entry = entry * size + apart[..., k].clamp(-(size // 2), size // 2) + size // 2
-    return entry

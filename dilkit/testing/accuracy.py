@@ -66,8 +66,8 @@ def expected(
 ) -> Expected:
     """Compute the expected results on `tensors`: `out` and `lse`, with gradients where the problem asks for them.
 
-    `lengths`: those of the sequences of a packed call, or of those in a cache, of which the `last` rows are computed;
-    `key_lengths`: of keys that are others than the queries.
+    `lengths`: of the sequences of a packed call, or in a cache, of which the `last` rows are computed; `key_lengths`: of other
+    keys.
     """
     return Expected.of(partial(definition, problem, tensors, lengths, last, key_lengths=key_lengths), problem, tensors)
 
@@ -145,10 +145,7 @@ def exact_rows(problem: Problem, tensors: Tensors, rows: Tensor, dtype: str = "f
 
 
 def differentiated(attend: Callable[..., Any], tensors: Tensors, gradients: bool) -> Results:
-    """Compute `attend(q, k, v, mask) -> (out, lse)`, with `gradients` its gradients: through `lse` too where there is a `dlse`.
-
-    Where there are sinks they are a fifth argument, and a bias is given by its name.
-    """
+    """Compute `attend(q, k, v, mask[, sink][, bias=])`, with `gradients` its gradients, through `lse` too beside a `dlse`."""
     leaves = dict(zip(("dq", "dk", "dv", "dsink"), (*tensors.qkv, tensors.sink), strict=True))
     leaves["dbias"] = None if tensors.bias is None else tensors.bias.weights
     inputs = {name: x.detach().requires_grad_(gradients) for name, x in leaves.items() if x is not None}
@@ -186,18 +183,17 @@ def _few_roundings(problem: Problem, tensors: Tensors, dtype: str, exact: Result
     natural = dict(out=most_v, lse=1.0, dq=difference * most_k, dk=difference * most_q, dv=most_dout)
     natural["dsink"] = problem.batch * problem.seq * means.item() * problem.head_dim  # if each row looked at the sink alone
     if tensors.bias is not None:
-        natural["dbias"] = natural["dsink"] * largest_distance(tensors.bias, problem.seq)
+        rows = problem.batch * problem.seq if tensors.bias.by_query else 1
+        natural["dbias"] = natural["dsink"] / rows * largest_distance(tensors.bias, problem.seq)
     accumulating, result = torch.finfo(torch.float32).eps, torch.finfo(getattr(torch, dtype)).eps
     accumulating *= max(1.0, largest["lse"])
     return {name: accumulating * natural[name] + result / 2 * size for name, size in largest.items()}
 
 
 def shortened(problem: Problem) -> Problem:
-    """Return `problem` with lengths divided by the power of two that leaves at most `SHORT` tokens, and matrices as of `WIDE`
-    heads.
+    """Return `problem` with lengths divided by a power of two to at most `SHORT` tokens, and matrices as of `WIDE` heads.
 
-    Rates stay, and a segment keeps `KEYS` of its keys, as with one no query has a gradient. A grid is made smaller, not several
-    shapes.
+    Rates stay, and a segment keeps `KEYS` of its keys, as with one no query has a gradient. Several grids stay as they are.
     """
     grids = [branch for branch in problem.pattern.branches if isinstance(branch, Neighborhood)]
     if len({grid.shape for grid in grids}) > 1:

@@ -8,7 +8,8 @@ from torch import Tensor
 from dilkit.bias.alibi import Alibi, CoordinateAlibi
 from dilkit.bias.base import Bias
 from dilkit.bias.form import BiasForm
-from dilkit.bias.tables import GridTable, RelativeTable, t5_buckets
+from dilkit.bias.rows import RowTable
+from dilkit.bias.tables import CoordinateTable, GridTable, RelativeTable, t5_buckets
 from dilkit.testing.problems import BIAS_FORMS
 
 
@@ -21,13 +22,18 @@ def made_bias(
         return torch.randn(shape, generator=draw, dtype=torch.float64, device=draw.device).to(device)
 
     bias: Bias
-    if form.sizes == BIAS_FORMS["buckets"].sizes and not form.placed:
+    side = max(1, round(seq ** (1 / form.dims)))
+    shape = (-(-seq // side ** (form.dims - 1)), *(side,) * (form.dims - 1))
+    if form.by_query:
+        placed = dict(shape=shape, sizes=form.sizes) if form.placed else {}
+        bias = RowTable(normal(batch, heads, seq, form.entries), **placed)
+    elif form.by_axis:
+        bias = CoordinateTable(normal(heads, form.entries), (5 * normal(batch, seq, form.dims)).long(), form.sizes)
+    elif form.sizes == BIAS_FORMS["buckets"].sizes and not form.placed:
         bias = RelativeTable(normal(heads, 12), t5_buckets(12, 20).to(device))
     elif form.sizes and not form.placed:
         bias = RelativeTable(normal(heads, *form.sizes))
     elif form.sizes:
-        side = max(1, round(seq ** (1 / form.dims)))
-        shape = (-(-seq // side ** (form.dims - 1)), *(side,) * (form.dims - 1))
         bias = GridTable(normal(heads, *form.sizes), shape)
     elif not form.placed:
         bias = Alibi(normal(heads).abs() * 10 / max(seq, 1))

@@ -9,10 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Check:
-    """The largest error of one result against fp64, beside that of plain torch math and what is allowed.
-
-    An error that is no finite number is written as text.
-    """
+    """The largest error of a result against fp64, beside that of plain torch math and what is allowed; infinite ones as text."""
 
     what: str
     seq: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import accumulate
@@ -47,10 +48,7 @@ class Result:
 
 
 def check(backend: str, case: Case, device: str = "cpu") -> Result:
-    """Run `backend` on `case`, forward and, where both have them, gradients.
-
-    Whatever it raises is a failure, not an error; only Ctrl-C ends the check.
-    """
+    """Run `backend` on `case`, forward and, where both have them, gradients. Whatever it raises is a failure, but Ctrl-C."""
     requires_grad = case.gradients
     decision = _decide(backend, case, device, requires_grad)
     notes: tuple[str, ...] = ()
@@ -83,19 +81,16 @@ def check(backend: str, case: Case, device: str = "cpu") -> Result:
 def repeats_that_differ(backend: str, case: Case, device: str, repeats: int) -> int:
     """Count the repeats of `case`, forward and gradients, that differ in a bit from the first computation, or fail."""
     tensors = make_tensors(case, device)
-    compute = partial(differentiated, partial(_call, case, backend), tensors, case.gradients)
 
-    def differs(first: Results | None) -> bool:
-        try:
-            return first is None or any(not torch.equal(x, first[name]) for name, x in compute().items())
-        except Exception:
-            return True
+    def computed() -> Results:
+        with suppress(Exception):
+            return differentiated(partial(_call, case, backend), tensors, case.gradients)
+        return {}
 
-    try:
-        first: Results | None = compute()
-    except Exception:
-        first = None
-    return sum(differs(first) for _ in range(repeats))
+    first = computed()
+    again = (computed() for _ in range(repeats if first else 0))
+    equal = sum(all(name in results and torch.equal(x, results[name]) for name, x in first.items()) for results in again)
+    return repeats - equal
 
 
 def _inputs(tensors: Tensors) -> list[Tensor]:

@@ -73,10 +73,7 @@ def _status_bytes(field: str) -> int:
 
 @lru_cache(maxsize=1)
 def _check_resident_method() -> None:
-    """Raise `MeasureError` unless a known allocation is seen in full, in one of a few tries after the first.
-
-    An allocator that keeps memory shows it in the first try alone. A system short of memory and other threads spoil some tries.
-    """
+    """Raise `MeasureError` unless a known allocation is seen in full, in one of a few tries after the first."""
     import torch
 
     if sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "malloc_trim"):

@@ -36,10 +36,7 @@ def poisoned_memory() -> Iterator[None]:
 
 
 def clean_rows(case: Case) -> Tensor:
-    """Return a mask, bool `(total,)`, of the rows of a packed case that are not poisoned, as those of every other sequence are.
-
-    The first is, whose first row kernels read in the place of rows that are not there.
-    """
+    """Return a mask, bool `(total,)`, of the rows that are not poisoned; every other sequence is, the first one too."""
     clean = torch.ones(case.seq, dtype=torch.bool)
     if case.poisoned:
         whole = [(stop - length, stop) for stop, length in zip(accumulate(case.lengths), case.lengths, strict=True) if length]

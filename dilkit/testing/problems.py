@@ -30,7 +30,6 @@ from dilkit.problem import DTYPES, Problem, default_offset
 NESTED = Pattern([8, 16, 32], [1, 2, 4])
 RAGGED = Pattern([6, 10, 21], [1, 3, 5])
 SPARSE = Pattern([16], [4])
-TWICE = Pattern([16, 16], [2, 2])
 FIVE = Pattern([4, 8, 16, 32, 64], [1, 2, 4, 8, 16])
 
 LAYOUTS = ("contiguous", "sliced", "transposed", "expanded")
@@ -39,13 +38,9 @@ VALUES = ("normal", "large query", "large key", "large value", "huge", "constant
 Fields = dict[str, Any]
 MIXED = 80
 
-
 BLOCKS = "bools", "bools by head", "numbers", "numbers for all"
-"""The forms of the block layout of a call: bools or numbers, for how many heads; "for all": also for all of a batch.
-
-Intervals are of all heads with "bools", and else by head.
-"""
-
+"""Block layouts of a call: bools or numbers, for how many heads; "for all": also for all of a batch. Intervals are of all heads
+with "bools", else by head."""
 
 BIAS_FORMS = {
     "alibi": BiasForm(),
@@ -63,7 +58,15 @@ BIAS_FORMS = {
     "grid in a line": BiasForm(sizes=(9,), placed=True),
     "grid": BiasForm(dims=2, sizes=(5, 7), placed=True),
     "grid in space": BiasForm(dims=3, sizes=(3, 3, 5), placed=True),
+    "axes": BiasForm(dims=2, sizes=(5, 7), placed=True, by_axis=True),
+    "axes in space": BiasForm(dims=3, sizes=(5, 3, 7), placed=True, by_axis=True),
+    "rows": BiasForm(sizes=(15,), by_query=True),
+    "rows in a line": BiasForm(sizes=(9,), placed=True, by_query=True),
+    "rows on a grid": BiasForm(dims=2, sizes=(5, 11), placed=True, by_axis=True, by_query=True),
+    "rows in space": BiasForm(dims=3, sizes=(5, 3, 7), placed=True, by_axis=True, by_query=True),
 }
+
+CACHED_BIASES = [name for name, form in BIAS_FORMS.items() if not form.by_query]
 
 
 def form_like(form: BiasForm) -> str:
@@ -183,7 +186,7 @@ FEATURES: dict[str, dict[str, Fields]] = {
     "overlap": {
         "once": segments([8, 16, 32], [1, 2, 4], overlap="once"),
         "once causal": segments([6, 10, 21], [1, 3, 5], overlap="once", is_causal=True, seq=43),
-        "twice the same": dict(pattern=TWICE),
+        "twice the same": segments([16, 16], [2, 2]),
     },
     "head split": {
         "equal": dict(pattern=Pattern.head_split([8, 16], [1, 2], 4)),
@@ -433,6 +436,19 @@ _SCORES: dict[str, Fields] = {
     "grid": dict(bias="grid", pattern=Pattern.natten((6, 6), (3, 5)), seq=36),
     "grid dense grouped": dict(bias="grid", pattern=Pattern.dense(), seq=64, kv_heads=2, mask="left"),
     "grid in space once": segments([8, 16, 32], [1, 2, 4], overlap="once", bias="grid in space", seq=45),
+    "axes": dict(bias="axes", pattern=Pattern.natten((6, 6), (3, 5)), seq=36),
+    "axes in space causal": dict(bias="axes in space", pattern=RAGGED, seq=53, is_causal=True, kv_heads=2, mask="random"),
+    "axes packed": dict(bias="axes", batch=1, lengths=(0, 23, 25, 1), seq=49),
+    "rows": dict(bias="rows", pattern=Pattern.dense(), seq=67, kv_heads=2),
+    "rows causal mask": dict(bias="rows", pattern=RAGGED, seq=53, is_causal=True, mask="random", kv_heads=1),
+    "rows packed": dict(bias="rows", batch=1, lengths=(0, 23, 1, 25), seq=49, kv_heads=2, dropout_p=0.2),
+    "rows strided classes": kinds(Strided(4), bias="rows", seq=61, softcap=2.0),
+    "rows window": kinds(SlidingWindow(before=40, after=3), bias="rows", seq=313, heads=2, head_dim=8, batch=1),
+    "rows in a line": kinds(*_MIXED, bias="rows in a line", seq=43, sink="random"),
+    "rows on a grid": dict(bias="rows on a grid", pattern=Pattern.natten((6, 6), (3, 5)), seq=36),
+    "rows on a grid dense": dict(bias="rows on a grid", pattern=Pattern.dense(), seq=64, kv_heads=2, layout="sliced"),
+    "rows on a grid packed": dict(bias="rows on a grid", batch=1, lengths=(13, 0, 25, 1), seq=39),
+    "rows in space once": segments([8, 16, 32], [1, 2, 4], overlap="once", bias="rows in space", seq=45),
     "alibi documents softcap": kinds(Documents([13, 1, 40]), Prefix(9), bias="alibi", softcap=2.0, seq=47, kv_heads=2),
     "alibi last rows": dict(bias="alibi", **_LAST, rows=4, kv_heads=2),
     "coordinates last rows": dict(bias="euclidean", **_LAST, rows=1),

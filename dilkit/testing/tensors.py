@@ -41,9 +41,7 @@ class Tensors:
 
     @classmethod
     def random(cls, problem: Problem, seed: int = 0) -> Tensors:
-        """Draw standard normal tensors on the problem's device, which ask for gradients as it does; a mask ignores the last
-        eighths.
-        """
+        """Draw normal tensors on the problem's device, with gradients if it has them; a mask ignores the last eighths."""
         where = torch.device(problem.device.type, problem.device.index)
         generator = torch.Generator(where).manual_seed(seed)
 
@@ -108,10 +106,7 @@ def _given(problem: Problem, form: str, draw: torch.Generator, device: torch.dev
 
 
 def random_intervals(shape: tuple[int, int, int, int], draw: torch.Generator, device: torch.device) -> Tensor:
-    """Make intervals `(batch, heads, seq, most, 2)`, of a head that moves along its rows, is the same for many, or any.
-
-    Of these a quarter are empty; the first fifth of all rows see nothing.
-    """
+    """Make intervals `(batch, heads, seq, most, 2)`, along the rows, equal for many, or any; a fifth of the rows see none."""
     batch, heads, seq, most = shape
     ends = torch.randint(seq + 1, (batch, heads, seq, 2 * most), generator=draw, device=device)
     row, mode = torch.arange(seq, device=device)[:, None], torch.randint(3, (batch, heads, 1, 1), generator=draw, device=device)

@@ -3,8 +3,6 @@
 python tests/sanitize/aarch64.py [--if-possible]
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import subprocess
@@ -18,7 +16,6 @@ from sanitize.problems import build, every_case, write_problems
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 PACKAGES = {COMPILER: "gcc-aarch64-linux-gnu libc6-dev-arm64-cross", EMULATOR: "qemu-user"}
-"""Each with its Debian packages."""
 
 
 def main() -> int:

@@ -61,9 +61,12 @@ static int agrees(const char *what, const char *found, const double *expected, i
     return 1;
 }
 
+/* The weights of a bias, of all heads. */
+static int64_t weights_of(const Problem *p) { return p->bias == NO_BIAS ? 0 : p->heads * (p->bias == ROW_TABLES ? p->head_entries : p->entries); }
+
 /* The sum of the parts of the gradient of a bias is as expected. */
 static int check_bias(const Problem *p, int64_t parts, const double *expected) {
-    int64_t count = p->heads * p->entries;
+    int64_t count = weights_of(p);
     double *sum = calloc((size_t)count, sizeof(double));
     for (int64_t i = 0; i < parts * count; i++)
         sum[i % count] += p->dbias[i];
@@ -82,9 +85,9 @@ static int check(const InstructionSet *code, Problem p, int threads, double *con
     p.out = view(out, p.seq, p.heads, p.dim, dtype), p.dq = view(dq, p.seq, p.heads, p.dim, wide);
     p.dk = view(dk, p.seq, p.kv_heads, p.dim, wide), p.dv = view(dv, p.seq, p.kv_heads, p.dim, wide);
     int64_t parts = native_parts(&p);
-    if (p.bias != NO_BIAS && (p.one_part = threads == 1))
+    if (p.bias == ROW_TABLES || (p.bias != NO_BIAS && (p.one_part = threads == 1)))
         parts = 1;
-    p.dbias = p.bias != NO_BIAS ? calloc((size_t)(parts * p.heads * p.entries), sizeof(double)) : NULL;
+    p.dbias = p.bias != NO_BIAS ? calloc((size_t)(parts * weights_of(&p)), sizeof(double)) : NULL;
     right &= native_run(code, &p, FORWARD, threads, NULL) == NATIVE_DONE;
     right &= native_run(code, &p, DELTA, threads, NULL) == NATIVE_DONE;
     right &= native_run(code, &p, BACKWARD, threads, NULL) == NATIVE_DONE;
@@ -174,14 +177,14 @@ static int next(const int64_t *header, int number_of) {
     double *scale = bytes(8 * 2);
     p.bias = (int)scores[0], p.position_dims = scores[1], p.key_position = scores[2] * scores[1], p.softcap = scale[1];
     memcpy(p.table_size, scores + 3, sizeof p.table_size);
-    p.entries = p.table_size[0] * p.table_size[1] * p.table_size[2];
+    p.entries = table_entries(&p), set_row_tables(&p, p.batch, p.seq);
     int64_t *array[ARRAYS], *counts = bytes(8 * ARRAYS);
     for (int i = 0; i < ARRAYS; i++)
         array[i] = bytes(8 * counts[i]);
     char *q = bytes(queries * size), *k = bytes(keys * size), *v = bytes(keys * size), *dout = bytes(queries * size);
     char *mask = header[14] ? bytes(p.batch * p.seq) : NULL;
     int32_t *starts = header[13] ? bytes(4 * header[13]) : NULL;
-    int64_t weights = p.bias != NO_BIAS ? p.heads * p.entries : 0, row = p.position_dims * wide;
+    int64_t weights = weights_of(&p), row = p.position_dims * wide;
     char *bias = bytes(weights * wide), *positions = header[15] ? bytes(header[15] * p.seq * row) : NULL;
     const int64_t sizes[RESULTS] = {queries * p.dim, queries, queries * p.dim, keys * p.dim, keys * p.dim, weights};
     double *expected[RESULTS];
@@ -199,11 +202,11 @@ static int next(const int64_t *header, int number_of) {
         p.starts = starts, p.batch = header[13] - 1;
     else
         choose_blocks(&p);
-    int right = 1, parts = !mask && !starts && p.classes == 1 && p.given < 0;
+    int right = 1, whole = starts || p.bias == ROW_TABLES, parts = !mask && !whole && p.classes == 1 && p.given < 0;
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
         for (int threads = least_threads; threads <= 4; threads += 3)
             if (!check(codes[i], p, threads, expected) || (parts && !check_some(codes[i], p, threads, expected)) ||
-                (!starts && p.seq && !check_steps(codes[i], p, threads))) {
+                (!whole && p.seq && !check_steps(codes[i], p, threads))) {
                 fprintf(stderr, "problem %d, %s, %d threads\n", number_of, codes[i]->name, threads);
                 right = 0;
             }

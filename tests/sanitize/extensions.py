@@ -1,7 +1,5 @@
 """The extensions built with AddressSanitizer and UBSan in a copy of the checkout, and what Python needs to run them there."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import subprocess

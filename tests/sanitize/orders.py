@@ -1,11 +1,4 @@
-"""Builds the extensions of dilkit/orders with AddressSanitizer and UBSan in a copy of the checkout, and runs their tests there.
-
-    python tests/sanitize/orders.py [--if-possible] [options of pytest]
-
-The tests of extension `dilkit.orders._name` are tests/core/orders/test_name.py; extensions without C files are left out.
-"""
-
-from __future__ import annotations
+"""Runs the tests of dilkit/orders with AddressSanitizer and UBSan in a copy of the checkout."""
 
 import argparse
 import os

@@ -6,8 +6,6 @@ The problems are the conformance list, and longer ones of many tiles and blocks,
 races: their threads share work.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,7 +39,6 @@ KERNELS = ROOT / "backends/native/kernels"
 DRIVER = ROOT / "tests/sanitize/driver.c"
 WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Werror")
 LENGTHS = 0, 1, 64, 0, 138, 297
-"""Of the sequences of packed problems."""
 OF_SCORES = "float32", "bfloat16"
 """The dtypes of problems with a bias or a softcap, whose code is that of the dtype that sums are in."""
 MIXED = Pattern.of(DilatedSegment(128, 2), SlidingWindow(60, 3), GlobalTokens(5), Strided(70))
@@ -78,15 +75,19 @@ LONG = (
     Case(feature="long", variant="alibi", pattern=MIXED, seq=501, heads=2, kv_heads=1, head_dim=8, bias="alibi", softcap=3.0),
     Case(feature="long", variant="table", pattern=CLASSES, seq=504, heads=2, kv_heads=1, head_dim=8, bias="clipped"),
     Case(feature="long", variant="grid", pattern=GRIDS, seq=504, heads=2, kv_heads=1, head_dim=8, bias="grid"),
+    Case(feature="long", variant="rows", pattern=CLASSES, seq=504, heads=2, kv_heads=1, head_dim=8, bias="rows", batch=2),
+    Case(
+        feature="long", variant="rows on a grid", pattern=GRIDS, seq=504, heads=2, kv_heads=1, head_dim=8, bias="rows on a grid"
+    ),
 )
 LONG_PACKED = tuple(
     replace(case, batch=1, lengths=LENGTHS, seq=sum(LENGTHS), mask="none")
     for case in LONG
-    if case.variant in ("nested", "odd", "classes")
+    if case.variant in ("nested", "odd", "classes", "rows")
 )
 
 
-def write_problems(path: Path, chosen: Iterable[Case]) -> None:
+def write_problems(path: Path, chosen: Iterable[Case]):
     with path.open("wb") as file:
         for case in chosen:
             write(case, file)
@@ -106,7 +107,6 @@ def every_case() -> Iterator[Case]:
 
 
 def shared_cases() -> Iterator[Case]:
-    """Yield long problems for threads to share, each in one dtype, every other one causal."""
     blocks = next(case for case in GIVEN_BLOCKS if case.variant == "long blocks")
     for i, case in enumerate((*LONG, *LONG_PACKED, blocks)):
         dtypes = _dtypes(case)
@@ -117,7 +117,7 @@ def _dtypes(case: Case) -> tuple[str, ...]:
     return DTYPES if case.bias == "none" else OF_SCORES
 
 
-def write(case: Case, file: BinaryIO) -> None:
+def write(case: Case, file: BinaryIO):
     tensors = make_tensors(case)
     problem = case.problem()
     with mock.patch.multiple("dilkit.backends.native.backend", CHUNK_ROWS=96, BLOCK_ROWS=48):
@@ -157,7 +157,7 @@ def write(case: Case, file: BinaryIO) -> None:
         file.write(x.detach().contiguous().numpy().astype(np.float64).tobytes())
 
 
-def write_given(branch: int, case: Case, tensors: Tensors, file: BinaryIO) -> None:
+def write_given(branch: int, case: Case, tensors: Tensors, file: BinaryIO):
     """Append the tables of what a call gives, those of queries and of keys in turn; `branch` is -1 where there are none."""
     if not tensors.given:
         file.write(np.array([-1, 0, 0, 0, 0], np.int64).tobytes())
@@ -192,7 +192,7 @@ def bias_of(case: Case, tensors: Tensors) -> tuple[Bias | None, LoweredBias | No
     return bias, scores.bias
 
 
-def build(program: Path, compiler: str, flags: Sequence[str], codes: Mapping[str, Sequence[str]]) -> None:
+def build(program: Path, compiler: str, flags: Sequence[str], codes: Mapping[str, Sequence[str]]):
     """Compile the driver and the kernel, once for each of `codes` with that one's own flags; a warning is an error."""
     common = [compiler, "-std=gnu11", *WARNINGS, *flags, "-pthread", f"-I{KERNELS}"]
     common += [f"-DHAVE_{code.upper()}" for code in codes if code != "generic"]

@@ -6,8 +6,6 @@ The code for AVX-512 and AMX is built too, without those instructions: the compi
 pairs and of tile registers are written out.
 """
 
-from __future__ import annotations
-
 import argparse
 import platform
 import subprocess

@@ -47,8 +47,9 @@ static inline int64_t first_above(const int64_t *numbers, int64_t low, int64_t h
     return low;
 }
 
-/* What a bias is a function of: distances of positions, in a metric, or differences, by which a table has an entry for each. */
-enum { NO_BIAS, EUCLIDEAN, L1, MAXIMUM, TABLE };
+/* What a bias is a function of: distances of positions, in a metric, or differences, by which a table has an entry for each: one
+ * table, the sum of one for each dimension, or such a sum with tables for each query. */
+enum { NO_BIAS, EUCLIDEAN, L1, MAXIMUM, TABLE, AXIS_TABLES, ROW_TABLES };
 
 /* A tensor (batch, seq, heads, dim) with a contiguous last dimension; strides in bytes. */
 typedef struct {
@@ -126,11 +127,13 @@ typedef struct {
     const Place *places; /* (batch,): in place of both, where each element of the batch lies; else NULL */
     double softcap; /* scores are at most so large; 0: not capped */
     int bias;
-    int64_t position_dims, table_size[3], entries; /* numbers of a position; sizes of a table, or 1; weights of a head */
-    const char *bias_weights; /* (heads, entries) contiguous, double for FLOAT64, else float */
+    int64_t position_dims, table_size[3], entries; /* numbers of a position; sizes of a table, or 1; weights of a head, or row of it */
+    const char *bias_weights; /* (heads, entries) contiguous, double for FLOAT64, else float; ROW_TABLES: (heads, batch, rows, entries) */
+    int64_t head_entries, batch_entries, row_entries; /* ROW_TABLES: weights of a head, of a sequence in it, from a row to the next; else 0 */
     TensorView positions;     /* (batch, seq, columns) of such numbers; without `data`, of a row its number */
     int64_t key_position;     /* the column where the position as a key begins: 0, or position_dims after that as a query */
-    double *dbias;            /* (parts, heads, entries), to which each task adds in a part of its own, from `first_part` on; or NULL */
+    double *dbias;            /* (parts, heads, entries), to which each task adds in a part of its own, from `first_part` on; or NULL. */
+                              /* ROW_TABLES: as `bias_weights`, for tasks side by side have other rows of queries */
     int64_t first_part;
     int one_part; /* all tasks add to one part: one after the other */
     const char *mask; /* (batch, seq), nonzero = key ignored; NULL = none */
@@ -139,6 +142,22 @@ typedef struct {
     char *lse, *delta; /* (batch, heads, lse_head) contiguous, double for FLOAT64, else float */
     int64_t lse_head;  /* numbers of a head */
 } Problem;
+
+static inline int is_summed(const Problem *p) { return p->bias == AXIS_TABLES || p->bias == ROW_TABLES; }
+
+/* The weights of a head of a table of these sizes, or of a query of it. */
+static inline int64_t table_entries(const Problem *p) {
+    int64_t product = p->table_size[0] * p->table_size[1] * p->table_size[2], sum = 0;
+    for (int64_t d = 0; d < p->position_dims; d++)
+        sum += p->table_size[d];
+    return is_summed(p) ? sum : product;
+}
+
+/* Let each of `rows` queries of `batch` sequences have weights of its own, where it has. */
+static inline void set_row_tables(Problem *p, int64_t batch, int64_t rows) {
+    p->row_entries = p->bias == ROW_TABLES ? p->entries : 0;
+    p->batch_entries = rows * p->row_entries, p->head_entries = batch * p->batch_entries;
+}
 
 /* Where the rows of a head lie in the whole. */
 static inline Place place_of(const Problem *problem, int64_t batch, int64_t head) {

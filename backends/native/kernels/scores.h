@@ -1,7 +1,7 @@
 /* Scores that know positions: a softcap and a bias, on a tile of scores. Included once for each KIND.
  *
  *     cap_scores          products -> cap * tanh(scale * s / cap), and in a backward pass 1 - tanh ** 2 in cap_slope
- *     add_bias            t = scale * s, + log count - slope * distance, or + table[index]; the maximum anew
+ *     add_bias            t = scale * s, + log count - slope * distance, or + table[index], or + such a sum; the maximum anew
  *
  * A position has one number, along the sequence, or up to three; what a dimension lacks is 0 in every row and column. Positions
  * along the sequence are counted from the start of the block: exact as fp32 numbers where rows are near each other, and else
@@ -12,7 +12,7 @@
 #define TANH_NEAR 1
 
 /* How a bias is computed, as the loops below know it. FAR_TABLE: all pairs of the tile have one entry. */
-enum { N(NO_BIAS), N(LINE), N(PLANE), N(SPACE), N(SPACE_L1), N(SPACE_MAX), N(LINE_TABLE), N(GRID_TABLE), N(FAR_TABLE) };
+enum { N(NO_BIAS), N(LINE), N(PLANE), N(SPACE), N(SPACE_L1), N(SPACE_MAX), N(LINE_TABLE), N(GRID_TABLE), N(FAR_TABLE), N(SUMMED_TABLES) };
 
 static inline int N(has_scores)(const Problem *p) { return p->softcap > 0 || p->bias != NO_BIAS; }
 
@@ -24,6 +24,8 @@ static inline REAL N(bias_factor)(const Problem *p) { return p->softcap > 0 ? 1 
 static int N(bias_way)(const Problem *p) {
     if (p->bias == NO_BIAS)
         return N(NO_BIAS);
+    if (is_summed(p))
+        return N(SUMMED_TABLES);
     if (p->bias == TABLE)
         return p->position_dims == 1 ? N(LINE_TABLE) : N(GRID_TABLE);
     if (p->position_dims == 1)
@@ -47,13 +49,19 @@ static void N(place_row)(const Task *task, int64_t slot, int64_t x, int64_t head
     for (int d = 0; d < 3; d++)
         task->s.row_at[d][slot] = d < p->position_dims ? N(position_of)(task, x, d, task->phase == BACKWARD) : 0;
     task->s.row_slope[slot] = N(numbers)(p->bias_weights)[head * p->entries];
-    task->s.row_table[slot] = (INTEGER)(head * p->entries);
+    task->s.row_table[slot] = (INTEGER)(p->bias != ROW_TABLES ? head * p->entries : task->phase == BACKWARD ? 0 : x * p->row_entries);
 }
 
 /* Columns up to a whole register block have a place as well, whatever it is: no row sees them. */
 static void N(place_column)(const Task *task, int64_t k, int64_t x) {
     for (int d = 0; d < 3; d++)
         task->s.column_at[d][k] = d < task->p->position_dims ? N(position_of)(task, x, d, task->phase != BACKWARD) : 0;
+    task->s.column_table[k] = (INTEGER)(task->phase == BACKWARD ? x * task->p->row_entries : 0);
+}
+
+/* Where the weights of the sequence's first row begin, of ROW_TABLES; else 0. */
+static inline int64_t N(first_table)(const Task *task) {
+    return task->head * task->p->head_entries + task->batch * task->p->batch_entries;
 }
 
 static inline Vector N(magnitude)(Vector x) { return N(vector_max)(x, -x); }
@@ -112,19 +120,36 @@ __attribute__((always_inline)) static inline Vector N(distance)(const int way, c
     return N(vector_max)(way == N(SPACE_L1) ? x + y + z : N(vector_max)(x, N(vector_max)(y, z)), none);
 }
 
-/* The entries of a table for LANES rows with column k: query less key, clipped, of each dimension. */
+/* The entries of dimension d of a table for LANES rows with column k: query less key, clipped. */
+__attribute__((always_inline)) static inline Vector N(axis_entries)(
+    const Problem *p, const Vector row[3], REAL *const column[3], int64_t k, int d, REAL sign
+) {
+    const REAL most = (REAL)(p->table_size[d] / 2);
+    Vector apart = (row[d] - column[d][k]) * sign;
+    return -N(vector_max)(-N(vector_max)(apart, N(broadcast)(-most)), N(broadcast)(-most)) + most;
+}
+
+/* The entries of a table of all dimensions for LANES rows with column k. */
 __attribute__((always_inline)) static inline Lanes N(entries_of)(
     const int way, const Problem *p, const Vector row[3], REAL *const column[3], int64_t k, REAL sign
 ) {
     const int dims = way == N(LINE_TABLE) ? 1 : 3;
     Vector entry = {0};
-    for (int d = 0; d < dims; d++) {
-        const REAL most = (REAL)(p->table_size[d] / 2);
-        Vector apart = (row[d] - column[d][k]) * sign;
-        apart = -N(vector_max)(-N(vector_max)(apart, N(broadcast)(-most)), N(broadcast)(-most));
-        entry = entry * (REAL)p->table_size[d] + (apart + most);
-    }
+    for (int d = 0; d < dims; d++)
+        entry = entry * (REAL)p->table_size[d] + N(axis_entries)(p, row, column, k, d, sign);
     return __builtin_convertvector(entry, Lanes);
+}
+
+/* The sum of the weights of each dimension, whose tables follow one another from `table` on. */
+__attribute__((always_inline)) static inline Vector N(summed_tables)(
+    const Problem *p, const REAL *weights, Lanes table, const Vector row[3], REAL *const column[3], int64_t k, REAL sign
+) {
+    Vector sum = {0};
+    for (int d = 0; d < 3 && d < p->position_dims; d++) {
+        sum += R(GATHER)(weights, table + __builtin_convertvector(N(axis_entries)(p, row, column, k, d, sign), Lanes));
+        table += (INTEGER)p->table_size[d];
+    }
+    return sum;
 }
 
 static inline void N(load_places)(const Scratch *s, int64_t slot, Vector row[3]) {
@@ -139,7 +164,8 @@ __attribute__((always_inline)) static inline void N(add_bias_of)(
     int64_t entry
 ) {
     const Scratch *s = &task->s;
-    const REAL *weights = N(numbers)(task->p->bias_weights), sign = N(difference_sign)(task), factor = N(bias_factor)(task->p);
+    const REAL *weights = N(numbers)(task->p->bias_weights) + N(first_table)(task);
+    const REAL sign = N(difference_sign)(task), factor = N(bias_factor)(task->p);
     for (int64_t r = 0; r < vectors * N(LANES); r += N(LANES)) {
         Vector most = N(broadcast)(-(REAL)INFINITY), row[3] = {{0}}, slope = {0}, added = N(broadcast)(log_count);
         Lanes table = {0};
@@ -153,6 +179,8 @@ __attribute__((always_inline)) static inline void N(add_bias_of)(
             Vector t = N(load_vector)(s->scores + k * TILE_ROWS + r) * factor + added;
             if (way == N(LINE_TABLE) || way == N(GRID_TABLE))
                 t += R(GATHER)(weights, table + N(entries_of)(way, task->p, row, s->column_at, k, sign));
+            else if (way == N(SUMMED_TABLES))
+                t += N(summed_tables)(task->p, weights, table + s->column_table[k], row, s->column_at, k, sign);
             else if (way != N(NO_BIAS) && way != N(FAR_TABLE))
                 t -= slope * N(distance)(way, row, s->column_at, k);
             most = N(vector_max)(t, most);
@@ -186,6 +214,7 @@ static int64_t N(far_entry)(const Task *task, int64_t first, int64_t count, int6
     case N(SPACE_MAX): function(N(SPACE_MAX), __VA_ARGS__); break;        \
     case N(LINE_TABLE): function(N(LINE_TABLE), __VA_ARGS__); break;      \
     case N(FAR_TABLE): function(N(FAR_TABLE), __VA_ARGS__); break;        \
+    case N(SUMMED_TABLES): function(N(SUMMED_TABLES), __VA_ARGS__); break; \
     default: function(N(GRID_TABLE), __VA_ARGS__);                        \
     }
 
@@ -211,6 +240,8 @@ static void N(uncap_gradients)(const Task *task, int vectors, int64_t from, int6
 
 static double *N(bias_part)(const Task *task) {
     const Problem *p = task->p;
+    if (p->bias == ROW_TABLES)
+        return p->dbias + N(first_table)(task);
     int64_t part = p->one_part ? 0 : p->first_part + task->batch * p->chunks + task->chunk;
     return p->dbias + (part * p->heads + task->head) * p->entries;
 }
@@ -219,7 +250,7 @@ __attribute__((always_inline)) static inline void N(sum_bias_gradient_of)(
     const int way, const Task *task, int64_t first, int64_t count, int64_t from, int64_t to, int64_t entry
 ) {
     const Scratch *s = &task->s;
-    const int is_table = way == N(LINE_TABLE) || way == N(GRID_TABLE);
+    const int is_summed = way == N(SUMMED_TABLES), is_table = way == N(LINE_TABLE) || way == N(GRID_TABLE) || is_summed;
     const REAL sign = N(difference_sign)(task);
     double *part = N(bias_part)(task), total = 0;
     for (int64_t r = 0; r < count; r += N(LANES)) {
@@ -234,9 +265,14 @@ __attribute__((always_inline)) static inline void N(sum_bias_gradient_of)(
                 sum += way == N(FAR_TABLE) ? ds : -ds * N(distance)(way, row, s->column_at, k);
                 continue;
             }
-            Lanes entries = N(entries_of)(way, task->p, row, s->column_at, k, sign);
-            for (int l = 0; l < N(LANES); l++)
-                part[entries[l]] += (double)ds[l];
+            double *table = part + s->column_table[k];
+            for (int d = 0; d < (is_summed ? task->p->position_dims : 1); d++) {
+                Lanes entries = is_summed ? __builtin_convertvector(N(axis_entries)(task->p, row, s->column_at, k, d, sign), Lanes)
+                                          : N(entries_of)(way, task->p, row, s->column_at, k, sign);
+                for (int l = 0; l < N(LANES); l++)
+                    table[entries[l]] += (double)ds[l];
+                table += task->p->table_size[d];
+            }
         }
         for (int l = 0; l < N(LANES); l++)
             total += (double)sum[l];

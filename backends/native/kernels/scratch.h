@@ -34,6 +34,7 @@ typedef struct {
     REAL *row_at[3], *row_slope; /* (slots + TILE_ROWS,): positions of rows, and the slope of their heads, for a bias; */
     INTEGER *row_table;          /* where the table of their heads begins */
     REAL *column_at[3];          /* (TILE_COLUMNS,): positions of columns */
+    INTEGER *column_table;       /* (TILE_COLUMNS,): in BACKWARD where the tables of a query begin, of ROW_TABLES; else 0 */
     REAL *cap_slope;             /* (TILE_COLUMNS, TILE_ROWS): the derivative of the softcap */
     REAL *column_lse, *column_delta; /* (TILE_COLUMNS,): of the queries, in BACKWARD */
     REAL *row_max, *row_sum;   /* (lines + 1,): the same between tiles of different cells */
@@ -129,6 +130,7 @@ static size_t N(lay_out_scratch)(const Problem *p, int phase, Scratch *s, char *
     size_t biased = p->bias != NO_BIAS;
     for (int d = 0; d < 3; d++)
         s->row_at[d] = RESERVE(biased * (slots + TILE_ROWS), REAL), s->column_at[d] = RESERVE(biased * TILE_COLUMNS, REAL);
+    s->column_table = RESERVE(biased * TILE_COLUMNS, INTEGER);
     s->row_slope = RESERVE(biased * (slots + TILE_ROWS), REAL), s->row_table = RESERVE(biased * (slots + TILE_ROWS), INTEGER);
     s->cap_slope = RESERVE(p->softcap > 0 && backward ? TILE_COLUMNS * TILE_ROWS : 0, REAL);
     s->row_max = RESERVE(lines + 1, REAL), s->row_sum = RESERVE(lines + 1, REAL);

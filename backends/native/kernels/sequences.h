@@ -22,9 +22,17 @@ static inline void move_rows(TensorView *view, int64_t batch, int64_t rows) {
         view->data += batch * view->batch + rows * view->row;
 }
 
+/* Let the weights of ROW_TABLES, and their gradients, begin so many numbers later. */
+static inline void move_row_tables(Problem *p, int64_t numbers) {
+    p->bias_weights = p->bias_weights ? p->bias_weights + numbers * (p->dtype == FLOAT64 ? 8 : 4) : NULL;
+    p->dbias = p->dbias ? p->dbias + numbers : NULL;
+}
+
 /* A residue class of a sequence in its place: the rows residue, residue + step, ... */
 static inline void take_class(Problem *p, int64_t step, int64_t residue) {
     const int64_t bytes = (p->dtype == FLOAT64 ? 8 : 4) * residue;
+    move_row_tables(p, residue * p->row_entries);
+    p->row_entries *= step;
     TensorView *views[] = {&p->q, &p->k, &p->v, &p->out, &p->dout, &p->dq, &p->dk, &p->dv};
     for (int n = 0; n < 8; n++) {
         move_rows(views[n], 0, residue);
@@ -67,6 +75,7 @@ static inline Problem sequence_of(const Problem *whole, int64_t number) {
         move_rows(by_key[n], batch, key);
     }
     move_rows(&p.positions, batch, key);
+    move_row_tables(&p, batch * p.batch_entries + row * p.row_entries);
     p.first_query = unseen;
     int64_t moved = (batch * p.heads * p.lse_head + row) * bytes;
     p.lse += moved;

@@ -239,6 +239,8 @@ __attribute__((always_inline)) static inline void N(bias_stored_of)(
             row[d] = N(load_vector)(piece->tile->place[d] + k);
         if (way == N(LINE_TABLE) || way == N(GRID_TABLE))
             t += R(GATHER)(weights, N(entries_of)(way, p, row, query, 0, -1) + (INTEGER)(head * p->entries));
+        else if (way == N(SUMMED_TABLES))
+            t += N(summed_tables)(p, weights + head * p->entries, (Lanes){0}, row, query, 0, -1);
         else if (way != N(NO_BIAS))
             t -= weights[head * p->entries] * N(distance)(way, row, query, 0);
         *most = N(vector_max)(t, *most);

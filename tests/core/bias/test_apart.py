@@ -1,11 +1,9 @@
 """Rows with two positions, one as a query and one as a key, as ranks compute with: every backend that takes them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
@@ -55,14 +53,14 @@ class PairsOfPositions(Bias):
         distance = torch.linalg.vector_norm(apart, order, dim=-1).nan_to_num(nan=0.0)
         return -self.table[:, 0, None, None] * distance.unsqueeze(1)
 
-    def lowered(self, dtype: Any) -> LoweredBias:
+    def lowered(self, dtype) -> LoweredBias:
         return LoweredBias(self.form, self.table.to(dtype), self.positions.to(dtype))
 
 
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_positions_of_queries_and_keys(name: str, pattern: str, form: BiasForm) -> None:
+def test_positions_of_queries_and_keys(name, pattern, form):
     generator = torch.Generator().manual_seed(0)
     shown, is_causal = PATTERNS[pattern]
     rows = [torch.randn(2, SEQ, heads, 8, dtype=torch.float64, generator=generator) for heads in (HEADS, 2, 2, HEADS)]
@@ -82,7 +80,7 @@ def test_positions_of_queries_and_keys(name: str, pattern: str, form: BiasForm) 
     torch.testing.assert_close([its_out, its_lse, *gradients], [out, lse, *expected], rtol=1e-9, atol=1e-9)
 
 
-def test_backends_must_say_that_they_take_them() -> None:
+def test_backends_must_say_that_they_take_them():
     form = BiasForm(placed=True, apart=True)
     assert BiasForm.decode(form.encode()) == form
     assert (form.names, replace(form, apart=False).names) == (("coordinates", "apart"), ("coordinates",))

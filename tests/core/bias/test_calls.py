@@ -1,11 +1,8 @@
 """Biases and softcaps in every way of calling: modules, token orders, caches, weights, transforms; and what is refused."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -24,6 +21,7 @@ from dilkit import (
     MultiheadDilatedAttention,
     Pattern,
     RelativeTable,
+    RowTable,
     attention_mass,
     attention_rows,
     dilated_attention,
@@ -58,6 +56,9 @@ def every_bias(batch: int = 2, seq: int = SEQ) -> dict[str, Bias]:
         table=RelativeTable(normal(HEADS, 12), t5_buckets(12, 20)),
         grid=GridTable(normal(HEADS, 5, 5), (6, 6)),
         cells=CoordinateTable(normal(HEADS, 5, 5), torch.randint(0, 9, (batch, seq, 2))),
+        axes=CoordinateTable(normal(HEADS, 8), torch.randint(0, 9, (batch, seq, 2)), (3, 5)),
+        rows=RowTable(normal(batch, HEADS, seq, 9)),
+        split=RowTable(normal(batch, HEADS, seq, 12), (6, 6), (5, 7)),
     )
 
 
@@ -74,7 +75,7 @@ def nothing_traced() -> Iterator[None]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("orders", [1, 2])
-def test_along_an_order_positions_are_those_of_the_rows_as_given(kind: str, orders: int) -> None:
+def test_along_an_order_positions_are_those_of_the_rows_as_given(kind, orders):
     """A dense pattern, and so a bias of row-major positions, is the same along any order."""
     along = [order((6, 6)), order((6, 6), "morton")][:orders]
     bias, (q, k, v) = every_bias()[kind], qkv()
@@ -85,7 +86,7 @@ def test_along_an_order_positions_are_those_of_the_rows_as_given(kind: str, orde
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_mass_and_rows_are_those_of_the_biased_scores(kind: str) -> None:
+def test_mass_and_rows_are_those_of_the_biased_scores(kind):
     bias, (q, k, _) = every_bias()[kind], qkv()
     options = dict(bias=bias, softcap=1.5)
     rows = attention_rows(q, k, PATTERN, range(SEQ), **options)
@@ -96,7 +97,7 @@ def test_mass_and_rows_are_those_of_the_biased_scores(kind: str) -> None:
     torch.testing.assert_close(attention_mass(q, k, PATTERN, **options), right.sum(2))
 
 
-def test_a_module_keeps_the_weights_of_its_bias() -> None:
+def test_a_module_keeps_the_weights_of_its_bias():
     table = nn.Parameter(normal(HEADS, 7))
     layer = MultiheadDilatedAttention(32, HEADS, DilatedAttention(PATTERN, bias=RelativeTable(table), softcap=3.0)).double()
     assert "attention.bias_weights" in layer.state_dict()
@@ -111,7 +112,7 @@ def test_a_module_keeps_the_weights_of_its_bias() -> None:
     assert "attention.bias_weights" in fixed.state_dict()  # a buffer
 
 
-def test_a_layer_is_given_the_coordinates_of_a_call_and_passes_them_on() -> None:
+def test_a_layer_is_given_the_coordinates_of_a_call_and_passes_them_on():
     layer = MultiheadDilatedAttention(32, HEADS, DilatedAttention(PATTERN, bias=Alibi(SLOPES))).double()
     x, coordinates = normal(1, SEQ, 32), normal(SEQ, 2)
     bias = CoordinateAlibi(SLOPES, coordinates)
@@ -131,7 +132,7 @@ def test_a_layer_is_given_the_coordinates_of_a_call_and_passes_them_on() -> None
 
 @pytest.mark.usefixtures("nothing_traced")
 @pytest.mark.parametrize("kind", all_but(["alibi", "grid"], KINDS))
-def test_under_torch_compile_nothing_changes(kind: str) -> None:
+def test_under_torch_compile_nothing_changes(kind):
     bias, (q, k, v) = every_bias()[kind], qkv()
 
     def attend(q, weights):
@@ -146,7 +147,7 @@ def test_under_torch_compile_nothing_changes(kind: str) -> None:
     torch.testing.assert_close(*found)
 
 
-def test_the_operators_pass_the_checks_of_torch() -> None:
+def test_the_operators_pass_the_checks_of_torch():
     q, k, v = (x.requires_grad_() for x in qkv(1))
     scores = scores_of(CoordinateAlibi(SLOPES.clone().requires_grad_(), normal(SEQ, 2)), 2.0, q, PATTERN, 2)
     call = encode_call(PATTERN, False, True, "reference", 0.0, scores.softcap, scores.form)
@@ -159,7 +160,7 @@ def test_the_operators_pass_the_checks_of_torch() -> None:
 
 
 @pytest.mark.parametrize("mapped", ["inputs", "weights", "coordinates"])
-def test_mapped_by_vmap(mapped: str) -> None:
+def test_mapped_by_vmap(mapped):
     q, k, v = (normal(3, 1, SEQ, HEADS, 8) for _ in range(3))
     slopes, places = SLOPES.expand(3, HEADS) * torch.arange(1, 4)[:, None], normal(3, 1, SEQ, 2)
     dims = (0, 0, 0, 0 if mapped == "weights" else None, 0 if mapped == "coordinates" else None)
@@ -180,7 +181,7 @@ def weight_gradients(attend: Callable[[Tensor], Tensor], weights: Tensor) -> Ten
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_weights_mapped_by_vmap_have_their_gradients(kind: str, packed: bool) -> None:
+def test_weights_mapped_by_vmap_have_their_gradients(kind, packed):
     bias, (q, k, v), starts = every_bias(1)[kind], qkv(1), torch.tensor([0, 20, SEQ], dtype=torch.int32)
 
     def attend(weights):
@@ -195,7 +196,7 @@ def test_weights_mapped_by_vmap_have_their_gradients(kind: str, packed: bool) ->
 
 
 @pytest.mark.parametrize("kind", ["alibi", "coordinates", "grid"])  # the range of buckets is looked at, which is not traced
-def test_a_graph_traced_without_gradients_has_those_of_the_weights(kind: str) -> None:
+def test_a_graph_traced_without_gradients_has_those_of_the_weights(kind):
     bias, (q, k, v) = every_bias()[kind], qkv()
 
     def attend(weights):
@@ -205,20 +206,20 @@ def test_a_graph_traced_without_gradients_has_those_of_the_weights(kind: str) ->
     torch.testing.assert_close(weight_gradients(graph, bias.weights), weight_gradients(attend, bias.weights))
 
 
-def test_mapped_coordinates_that_require_a_gradient_are_refused() -> None:
+def test_mapped_coordinates_that_require_a_gradient_are_refused():
     coordinates = torch.zeros(3, 6, 2, requires_grad=True)
-    with pytest.raises(ValueError, match="coordinates of the bias require a gradient, which they do not have"):
+    with pytest.raises(ValueError, match="coordinates of the bias require a gradient, which is not computed"):
         torch.vmap(lambda x: calls(bias=CoordinateAlibi(TWO, x), backend="reference"))(coordinates)
 
 
-def test_coordinates_that_alone_require_a_gradient_are_refused() -> None:
+def test_coordinates_that_alone_require_a_gradient_are_refused():
     bias = CoordinateAlibi(TWO, coordinates := torch.zeros(6, 2))
     coordinates.requires_grad_()
-    with pytest.raises(ValueError, match="coordinates of the bias require a gradient, which they do not have"):
+    with pytest.raises(ValueError, match="coordinates of the bias require a gradient, which is not computed"):
         calls(bias=bias, backend="reference")
 
 
-def test_under_autocast_weights_keep_their_digits() -> None:
+def test_under_autocast_weights_keep_their_digits():
     q, k, v = (x.float() for x in qkv())
     bias = Alibi(SLOPES.float() + 1e-4)
     with torch.autocast("cpu", torch.bfloat16):
@@ -230,21 +231,22 @@ def test_under_autocast_weights_keep_their_digits() -> None:
 Q, K, V = torch.zeros(1, 6, 2, 4), torch.zeros(1, 6, 2, 4), torch.zeros(1, 6, 2, 4)
 TWO = torch.ones(2)
 FAR, FAR_GRID = torch.full((6, 2), 2.0**24 + 1, dtype=torch.float64), GridTable(torch.ones(2, 3), (2**24 + 2,))
+ROWS = RowTable(torch.ones(1, 2, 6, 3))
 
 
-def calls(**options: Any) -> Tensor:
+def calls(**options) -> Tensor:
     return dilated_attention(Q, K, V, Pattern.dense(), **options)
 
 
-def packed(**options: Any) -> Tensor:
+def packed(**options) -> Tensor:
     return dilated_attention_varlen(Q[0], K[0], V[0], Pattern.dense(), torch.tensor([0, 2, 6], dtype=torch.int32), **options)
 
 
-def on_ranks(bias: Bias) -> None:
+def on_ranks(bias: Bias):
     run_threads(2, lambda comm: ring_dilated_attention(Q, K, V, Pattern.dense(), comm, bias=bias))
 
 
-WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
+WRONG = [
     (lambda: Alibi(torch.tensor([math.inf, 1.0])), ValueError, r"slopes\[0\] is inf"),
     (lambda: CoordinateAlibi(TWO, torch.zeros(6)), ValueError, r"coordinates has shape \(6,\)"),
     (lambda: CoordinateAlibi(TWO, torch.zeros(6, 4)), ValueError, "1 to 3 numbers a row"),
@@ -268,6 +270,23 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: calls(bias=CoordinateAlibi(TWO, torch.zeros(2, 6, 2))), ValueError, r"shape \(2, 6, 2\); \(1, 6, 1 to 3\)"),
     (lambda: calls(bias=GridTable(torch.ones(2, 3, 3), (2, 2))), ValueError, "grid of 4 tokens; at least the 6 of query"),
     (lambda: packed(bias=GridTable(torch.ones(2, 3, 3), (1, 3))), ValueError, "grid of 3 tokens; at least the 4 of query"),
+    (lambda: calls(bias=RowTable(torch.ones(1, 2, 5, 3))), ValueError, r"values .* \(1, 5\); those of query, \(1, 6\)"),
+    (lambda: calls(bias=RowTable(torch.ones(1, 2, 6, 8), (1, 5), (3, 5))), ValueError, "grid of 5 tokens; at least the 6"),
+    (lambda: RowTable(torch.ones(1, 2, 6, 4)), ValueError, "values has 4 columns, .* odd number"),
+    (lambda: RowTable(torch.ones(1, 2, 6, 4), (2, 3)), ValueError, r"sizes=\(3, 5\); an odd size for each of 2 axes.* 4 columns"),
+    (lambda: CoordinateTable(torch.ones(2, 7), torch.zeros(6, 2).long(), (3, 4)), ValueError, r"sizes=\(3, 4\); an odd size"),
+    (
+        lambda: DilatedCache(PATTERN, 2).attend(Q, K, V, bias=ROWS),
+        ValueError,
+        "bias=RowTable has values for each query, of which caches keep none",
+    ),
+    (lambda: on_ranks(ROWS), ValueError, "bias=RowTable has values for each query, which ranks do not exchange"),
+    (
+        lambda: DilatedAttention(PATTERN, bias=RowTable(nn.Parameter(ROWS.values))),
+        ValueError,
+        "values of the bias require a gradient, but are of the queries of one call",
+    ),
+    (lambda: calls(bias=ROWS, query_offset=1), ValueError, "bias by query: as many queries as keys"),
     (lambda: calls(softcap=0), ValueError, "softcap=0 must be more than 0"),
     (lambda: calls(softcap=math.inf), ValueError, "softcap"),
     (lambda: calls(softcap=2.0, backend="sdpa"), ValueError, "softcap 2: caps no scores"),
@@ -276,14 +295,14 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize("number", range(len(WRONG)))
-def test_what_is_no_bias_is_refused(number: int) -> None:
+def test_what_is_no_bias_is_refused(number):
     call, error, told = WRONG[number]
     with pytest.raises(error, match=told):
         call()
 
 
 @pytest.mark.usefixtures("nothing_traced")
-def test_a_packed_sequence_longer_than_the_grid_is_refused_by_a_graph_too() -> None:
+def test_a_packed_sequence_longer_than_the_grid_is_refused_by_a_graph_too():
     bias, starts = GridTable(torch.ones(2, 3, 3), (2, 2)), torch.tensor([0, 5, 6], dtype=torch.int32)
     attend = torch.compile(
         lambda cu: dilated_attention_varlen(Q[0], K[0], V[0], Pattern.dense(), cu, 6, bias=bias), backend="aot_eager"

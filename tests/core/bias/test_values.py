@@ -1,7 +1,5 @@
 """Biases as values: what each adds to a score, written out pair by pair, and the form that kernels take."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -10,7 +8,18 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from dilkit import Alibi, CoordinateAlibi, GridTable, Pattern, RelativeTable, alibi_slopes, dilated_attention, t5_buckets
+from dilkit import (
+    Alibi,
+    CoordinateAlibi,
+    CoordinateTable,
+    GridTable,
+    Pattern,
+    RelativeTable,
+    RowTable,
+    alibi_slopes,
+    dilated_attention,
+    t5_buckets,
+)
 from dilkit.bias.base import Bias
 from dilkit.bias.evaluated import evaluate, gradient
 from dilkit.bias.form import BiasForm
@@ -32,6 +41,7 @@ def biases() -> list[tuple[Bias, Any]]:
     """Biases of 12 rows and two heads, and each as a function of head, query and key."""
     x, table, bent, grid, cube = normal(12, 3), normal(2, 5), normal(2, 4), normal(2, 3, 5), normal(2, 3, 3, 3)
     buckets = torch.tensor([3, 3, 1, 0, 1, 2, 2])
+    cells, sums, rows, split = torch.randint(0, 7, (12, 2)), normal(2, 8), normal(1, 2, 12, 5), normal(1, 2, 12, 8)
     axes = range(3)
     return [
         (Alibi(SLOPES), lambda h, i, j: -SLOPES[h] * abs(i - j)),
@@ -47,35 +57,44 @@ def biases() -> list[tuple[Bias, Any]]:
             lambda h, i, j: cube[h, i // 6 - j // 6 + 1, i // 2 % 3 // 2 - j // 2 % 3 // 2 + 1, i % 2 - j % 2 + 1],
         ),
         (GridTable(table, (12,)), lambda h, i, j: table[h, clip(i - j, 2) + 2]),
+        (
+            CoordinateTable(sums, cells, (3, 5)),
+            lambda h, i, j: sum(sums[h, 3 * k + clip(int(cells[i, k] - cells[j, k]), k + 1) + k + 1] for k in (0, 1)),
+        ),
+        (RowTable(rows), lambda h, i, j: rows[0, h, i, clip(i - j, 2) + 2]),
+        (
+            RowTable(split, (4, 3), (3, 5)),
+            lambda h, i, j: split[0, h, i, clip(i // 3 - j // 3, 1) + 1] + split[0, h, i, 3 + i % 3 - j % 3 + 2],
+        ),
     ]
 
 
-@pytest.mark.parametrize("number", range(10))
-def test_each_bias_is_its_formula_and_its_lowered_form_is_the_same(number: int) -> None:
+@pytest.mark.parametrize("number", range(13))
+def test_each_bias_is_its_formula_and_its_lowered_form_is_the_same(number):
     bias, formula = biases()[number]
     queries, keys = torch.tensor([11, 0, 4, 7]), torch.arange(12)
     expected = torch.tensor([[[formula(h, i, j) for j in range(12)] for i in queries.tolist()] for h in (0, 1)])
-    torch.testing.assert_close(bias.matrix(queries, keys), expected)
+    torch.testing.assert_close(bias.matrix(queries, keys).view(expected.shape), expected)
     lowered = bias.lowered(torch.float64)
     torch.testing.assert_close(evaluate(lowered, queries, keys)[0], expected)
     assert BiasForm.decode(lowered.form.encode()) == lowered.form
-    dscores, weights = normal(3, 2, 4, 12), lowered.weights.clone().requires_grad_()
+    dscores, weights = normal(1 if bias.by_query else 3, 2, 4, 12), lowered.weights.clone().requires_grad_()
     (right,) = torch.autograd.grad(evaluate(lowered._replace(weights=weights), queries, keys), weights, dscores.sum(0)[None])
     torch.testing.assert_close(gradient(lowered, dscores, queries, keys), right)
 
 
-@pytest.mark.parametrize("number", range(10))
-def test_rows_in_another_order_keep_their_positions(number: int) -> None:
+@pytest.mark.parametrize("number", range(13))
+def test_rows_in_another_order_keep_their_positions(number):
     bias, _ = biases()[number]
     order, query = torch.randperm(12), normal(1, 12, 2, 4)
     lowered = placed_along(scores_of(bias, None, query, Pattern.dense(), 2), lambda x: x[:, order], 12).bias
     assert lowered is not None
     every = torch.arange(12)
-    torch.testing.assert_close(evaluate(lowered, every, every)[0], bias.matrix(order, order))
+    torch.testing.assert_close(evaluate(lowered, every, every)[0], bias.matrix(order, order).view(2, 12, 12))
 
 
 @given(heads=st.integers(1, 40))
-def test_slopes_fall_from_head_to_head(heads: int) -> None:
+def test_slopes_fall_from_head_to_head(heads):
     slopes = alibi_slopes(heads)
     power = 2 ** int(math.log2(heads))
     assert len(slopes) == heads
@@ -90,7 +109,7 @@ def test_slopes_fall_from_head_to_head(heads: int) -> None:
     apart=st.integers(-300, 300),
 )
 @settings(max_examples=30)
-def test_buckets_are_single_distances_and_then_logarithms(halves: int, most: int, bidirectional: bool, apart: int) -> None:
+def test_buckets_are_single_distances_and_then_logarithms(halves, most, bidirectional, apart):
     count = 2 * halves
     buckets = t5_buckets(count, most, bidirectional=bidirectional)
     found = int(buckets[clip(apart, most) + most])
@@ -105,7 +124,7 @@ def test_buckets_are_single_distances_and_then_logarithms(halves: int, most: int
     assert found - own * (bidirectional and apart < 0) in allowed
 
 
-def test_the_heads_of_a_shard_have_the_weights_of_their_place() -> None:
+def test_the_heads_of_a_shard_have_the_weights_of_their_place():
     pattern = Pattern([8, 16], [1, 2])
     q, k, v = normal(1, 16, 8, 4), normal(1, 16, 4, 4), normal(1, 16, 4, 4)
     slopes = torch.rand(8, dtype=torch.float64)
@@ -118,7 +137,7 @@ def test_the_heads_of_a_shard_have_the_weights_of_their_place() -> None:
         dilated_attention(q[:, :, 2:6], k[:, :, 1:3], v[:, :, 1:3], own, bias=Alibi(slopes[:5]))
 
 
-def test_without_weights_that_learn_the_others_still_have_gradients() -> None:
+def test_without_weights_that_learn_the_others_still_have_gradients():
     q, k, v = (normal(2, 20, 2, 4).requires_grad_() for _ in range(3))
     bias, pattern = Alibi(SLOPES), Pattern([8], [2])
     calls = (
@@ -129,7 +148,7 @@ def test_without_weights_that_learn_the_others_still_have_gradients() -> None:
     torch.testing.assert_close(ours, right)
 
 
-def test_only_the_weights_learn() -> None:
+def test_only_the_weights_learn():
     q, k, v = (normal(1, 20, 2, 4) for _ in range(3))
     table = normal(2, 7).requires_grad_()
     calls = (
