@@ -10,15 +10,16 @@ its own backward pass, P' (dout' . v - dout' . own out + dlse'), is P (dout . v 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dilkit.backend import Backend, Limits, Refusal
 from dilkit.backends.ignored_keys import without_ignored
 from dilkit.backends.packed_sequences import backward_each, forward_each
+from dilkit.backends.sdpa.kernels import installed
 from dilkit.bias.form import BIASES
 from dilkit.device import capturing
 from dilkit.inputs import Inputs
@@ -28,11 +29,13 @@ from dilkit.problem import Problem
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from dilkit.backends.flex.call import FlexCall
+    from dilkit.pattern.flex.class_order import ClassOrder
+
 LEAST_HEAD_DIM, MOST_HEAD_DIM = 16, 256
 COMPILED = 64
 MOST_GIVEN = 32
 """Intervals of a query that a call gives: a generated kernel compares each of them by itself."""
-Attend = Callable[..., "tuple[Tensor, Tensor]"]
 
 
 class Flex(Backend):
@@ -80,34 +83,67 @@ class Flex(Backend):
         return tuple(refusals)
 
     def detail(self, problem: Problem) -> str:
-        return "torch.compile generates a kernel at the first call of a pattern and a padded length, in half a minute or so"
+        from dilkit.backends.flex.class_order import described
 
-    def attend(self, problem: Problem) -> Attend:
-        """The function that computes `(out, lse)`, compiled anew for problems that it was not made for."""
-        return _compiled((problem.pattern.to_json(), problem.is_causal, problem.softcap, problem.bias, problem.varlen))
+        words = "torch.compile generates a kernel at the first call of a pattern and a padded length, in half a minute or so"
+        if (order := self.order(problem)) is None:
+            return words
+        kernel, why = kernel_in_classes(problem, order)
+        return f"{described(problem, order)}; kernel {kernel}{why and f': {why}'}; {words}"
+
+    def order(self, problem: Problem) -> ClassOrder | None:
+        """Return the order of tokens in which one pass takes less time than along the tokens as given; None if there is none."""
+        import torch
+
+        from dilkit.backends.flex.class_order import order_of, pays
+
+        if cast("Any", torch.__version__) < (2, 13):  # whose backward pass cannot be called by itself
+            return None
+        order = order_of(problem)
+        return order if order is not None and pays(problem, order) else None
+
+    def compiled(self, function: Callable[..., Any], problem: Problem, *options: Hashable) -> Callable[..., Any]:
+        """Return `function`, compiled anew for problems and options that it was not made for."""
+        key = problem.pattern.to_json(), problem.is_causal, problem.softcap, problem.bias, problem.varlen
+        return _compiled(function, (*key, *options))
 
     def forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
+        from dilkit.backends.flex.call import GivenOrder
+        from dilkit.backends.flex.class_order import ClassCall
         from dilkit.op.boundary import lse_dtype
 
         if _mixes_poison(inputs):
             return forward_each(self, inputs, problem)
-        out, lse = self._of(_finite(inputs), problem)
-        unseen = (lse == -math.inf).transpose(1, 2).unsqueeze(-1)
-        out = out.masked_fill(unseen, 0.0)
+        inputs, order = _finite(inputs), self.order(problem)
+        call = GivenOrder(inputs, problem) if order is None else ClassCall(inputs, problem, order, back=False)
+        arguments = call.arguments()
+        query, key, value = (x.detach() for x in arguments[:3])
+        weights = None if arguments.weights is None else arguments.weights.detach()
+        arguments = arguments._replace(query=query, key=key, value=value, weights=weights)
+        out, lse = call.results(*self._attend(arguments, problem, order))
+        if not call.all_see:
+            out = out.masked_fill((lse == -math.inf).transpose(1, 2).unsqueeze(-1), 0.0)
         return out.contiguous(), lse.to(lse_dtype(inputs.query.dtype)).contiguous()
 
     def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, ...]:
         import torch
 
+        from dilkit.backends.flex.call import GivenOrder
+
         if _mixes_poison(inputs):
             return backward_each(self, dout, inputs, out, lse, problem)
-        inputs, learned = _finite(inputs), problem.bias is not None and problem.bias.learned
-        leaves = [x.detach().requires_grad_() for x in inputs[:3]]
-        if learned and inputs.bias is not None:
-            leaves.append(inputs.bias.weights.detach().requires_grad_())
-            inputs = inputs._replace(bias=inputs.bias._replace(weights=leaves[3]))
+        inputs = _finite(inputs)
+        if (order := self.order(problem)) is not None:
+            return self._backward_in_classes(dout, inputs, out, lse, problem, order)
+        call = GivenOrder(inputs, problem)
+        arguments = call.arguments()
+        leaves = [x.detach().requires_grad_() for x in arguments[:3]]
+        arguments = arguments._replace(query=leaves[0], key=leaves[1], value=leaves[2])
+        if problem.bias is not None and problem.bias.learned and arguments.weights is not None:
+            leaves.append(arguments.weights.detach().requires_grad_())
+            arguments = arguments._replace(weights=leaves[3])
         with _recording():
-            own_out, own_lse = self._of(inputs._replace(query=leaves[0], key=leaves[1], value=leaves[2]), problem)
+            own_out, own_lse = call.results(*self._attend(arguments, problem))
             unseen = (lse == -math.inf) | (own_lse == -math.inf)
             weight = (own_lse - lse).masked_fill(unseen, -math.inf).exp().detach()
             wide = dout.to(weight.dtype)
@@ -115,14 +151,34 @@ class Flex(Backend):
             by_row = weight.transpose(1, 2).unsqueeze(-1)
             incoming = (wide * by_row).to(own_out.dtype), (weight * apart.transpose(1, 2)).to(own_lse.dtype)
             gradients = torch.autograd.grad((own_out, own_lse), leaves, incoming)
-        return tuple(gradient.contiguous() for gradient in gradients)
+        return tuple(gradient.contiguous() for gradient in call.gradients(*gradients))
 
-    def _of(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
-        from dilkit.backends.flex.call import flex_call
+    def _attend(self, given: FlexCall, problem: Problem, order: ClassOrder | None = None) -> tuple[Tensor, Tensor]:
+        from dilkit.backends.flex.call import attend
 
-        out, lse = self.attend(problem)(*flex_call(inputs, problem), problem.kv_heads != problem.heads)
-        rows = inputs.query.shape[1]
-        return out[:, :, :rows].transpose(1, 2), lse[:, :, :rows]
+        kernel = "AUTO" if order is None else kernel_in_classes(problem, order)[0]
+        function = self.compiled(attend, problem, kernel, order is None)
+        out, lse = function(*given, problem.kv_heads != problem.heads, kernel)
+        return out, lse
+
+    def _backward_in_classes(
+        self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem, order: ClassOrder
+    ) -> tuple[Tensor, ...]:
+        """Compute the gradients by one call, of the whole softmax as it is."""
+        from torch import are_deterministic_algorithms_enabled
+
+        from dilkit.backends.flex.class_order import ClassCall, differentiate
+
+        kernel, _ = kernel_in_classes(problem, order)
+        if kernel == "FLASH" and are_deterministic_algorithms_enabled():  # FlashAttention 4 adds up dquery in no fixed order
+            kernel = "TRITON"
+        call = ClassCall(inputs, problem, order, back=True)
+        function = self.compiled(differentiate, problem, kernel)
+        arguments = call.arguments()
+        tensors = [x.detach() for x in (*call.of_whole(dout, out, lse), *arguments[:3])]
+        with _recording():  # in which torch differentiates the change of scores
+            gradients = function(*tensors, *arguments[3:], kernel)
+        return call.gradients(*gradients)
 
 
 def _mixes_poison(inputs: Inputs) -> bool:
@@ -154,17 +210,22 @@ def _recording() -> Iterator[None]:
         yield
 
 
+def kernel_in_classes(problem: Problem, order: ClassOrder) -> tuple[str, str]:
+    """Return FlexAttention's name of a kernel, and why it is not FlashAttention 4."""
+    if problem.dtype == "float32" or problem.head_dim % 8 or problem.head_dim > 128:
+        return "TRITON", "FlashAttention 4 takes halves, and a head_dim that is a multiple of 8 up to 128"
+    if problem.device.capability != (9, 0):
+        return "TRITON", "FlashAttention 4 takes blocks of 128 queries on capability 9.0 alone"
+    if not installed("flash_attn.cute.interface"):
+        return "TRITON", "FlashAttention 4 is not installed (pip install --pre flash-attn-4)"
+    return ("TRITON", "some blocks are masked pair by pair") if len(order.partial.head) else ("FLASH", "")
+
+
 @lru_cache(maxsize=COMPILED)
-def _compiled(key: tuple[Any, ...]) -> Attend:
-    """A compiled function of its copied for each key: torch counts compilations by code object, and gives up after a few."""
+def _compiled(function: FunctionType, key: tuple[Any, ...]) -> Callable[..., Any]:
+    """A compiled copy of a function for each key: torch counts compilations by code object, and gives up after a few."""
     import torch
-    from torch.nn.attention import flex_attention as flex
 
-    def attend(q: Any, k: Any, v: Any, of_weights: Any, weights: Any, block_mask: Any, scale: float, grouped: bool) -> Any:
-        score_mod = None if of_weights is None else of_weights(weights)
-        out, aux = flex.flex_attention(*(q, k, v, score_mod, block_mask, scale, grouped), return_aux=flex.AuxRequest(lse=True))
-        return out, aux.lse
-
-    copied = FunctionType(attend.__code__.replace(), globals(), attend.__name__, None, attend.__closure__)
-    function: Attend = torch.compile(copied, fullgraph=True, dynamic=False)
-    return function
+    copied = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
+    compiled: Callable[..., Any] = torch.compile(copied, fullgraph=True, dynamic=False)
+    return compiled

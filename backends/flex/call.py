@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn import functional as F
+from torch.nn.attention import flex_attention
 
 from dilkit import plan
 from dilkit.bias.form import LoweredBias
@@ -80,7 +81,7 @@ def _prepare(problem: Problem, length: int, device: torch.device) -> Prepared:
 
 def flex_call(inputs: Inputs, problem: Problem) -> FlexCall:
     rows, keys, offset = inputs.query.shape[1], inputs.key.shape[1], problem.query_offset or 0
-    query, key, value = (F.pad(x.transpose(1, 2), (0, 0, 0, padded(x.shape[1]) - x.shape[1])) for x in inputs[:3])
+    query, key, value = map(_padded_rows, inputs[:3])
     prepared = prepare(problem, rows if problem.queries is None else problem.span, query.device)
     numbers = (torch.tensor(x, dtype=torch.int32, device=query.device) for x in (rows, keys, offset, padded(problem.span) - 1))
     sizes = CallSizes(*numbers)  # as tensors: one compiled kernel serves all lengths and offsets that are padded alike
@@ -102,10 +103,60 @@ def flex_call(inputs: Inputs, problem: Problem) -> FlexCall:
     return FlexCall(
         *(query, key, value),
         _score_mod(count, sizes, inputs, problem, packed),
-        None if inputs.bias is None else inputs.bias.weights,
+        None if inputs.bias is None else _padded_weights(inputs.bias, padded(rows)),
         _block_mask(ended(some, whole, rows, keys), mask_mod, (query.shape[2], key.shape[2])),
         problem.scale,
     )
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Any,
+    weights: Tensor | None,
+    block_mask: Any,
+    scale: float,
+    grouped: bool,
+    kernel: str,
+) -> tuple[Tensor, Tensor]:
+    """Compute `(out, lse)`; to be compiled."""
+    options: Any = {"BACKEND": kernel}
+    out, aux = flex_attention.flex_attention(
+        *(query, key, value, None if score_mod is None else score_mod(weights), block_mask, scale, grouped),
+        kernel_options=options,
+        return_aux=flex_attention.AuxRequest(lse=True),
+    )
+    return out, aux.lse
+
+
+def _padded_rows(x: Tensor) -> Tensor:
+    """Return `(batch, heads, padded, head_dim)`, a view where no row is missing."""
+    x, missing = x.transpose(1, 2), padded(x.shape[1]) - x.shape[1]
+    return F.pad(x, (0, 0, 0, missing)) if missing else x
+
+
+class GivenOrder:
+    """A call along the tokens as they are given: its arguments, and the way back of its results."""
+
+    all_see = False
+
+    def __init__(self, inputs: Inputs, problem: Problem) -> None:
+        self.inputs, self.problem = inputs, problem
+
+    def arguments(self) -> FlexCall:
+        return flex_call(self.inputs, self.problem)
+
+    def results(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+        """Return out `(batch, rows, heads, head_dim)` and lse `(batch, heads, rows)`."""
+        rows = self.inputs.query.shape[1]
+        return out[:, :, :rows].transpose(1, 2), lse[:, :, :rows]
+
+    def gradients(self, query: Tensor, key: Tensor, value: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradients of the tensors of the call from those of its arguments; `weights`: if they have one."""
+        own = (x[:, :, : given.shape[1]].transpose(1, 2) for x, given in zip((query, key, value), self.inputs[:3], strict=True))
+        by_query = self.problem.bias is not None and self.problem.bias.by_query
+        return *own, *(x[:, :, : self.inputs.query.shape[1]] if by_query else x for x in weights)
 
 
 def _places(cu_seqlens: Tensor, length: int, longest: int) -> tuple[Tensor, Tensor]:
@@ -166,7 +217,8 @@ def _score_mod(
             if softcap:
                 score = softcap * torch.tanh(score / softcap)
             if added_bias is not None and bias is not None:
-                score = score + (added_bias(b, h, query_at, key_at) if bias.positions is None else added_bias(b, h, i, j))
+                placed = (query_at, key_at) if bias.positions is None else (i, j)
+                score = score + added_bias(b, h, *placed, i)
             return score + torch.log(count(b, h, query_at, key_at).clamp(min=1).to(torch.float32)) if several else score
 
         return score_mod
@@ -189,10 +241,8 @@ def _packed_blocks(problem: Problem, number: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _block_mask(blocks: tuple[Tensor, Tensor], mask_mod: Mod, lengths: tuple[int, int]) -> Any:
-    from torch.nn.attention.flex_attention import BlockMask
-
-    some, whole = (x if x.dim() == 4 else x[None] for x in blocks)
-    return BlockMask.from_kv_blocks(
+    some, whole = torch.broadcast_tensors(*(x if x.dim() == 4 else x[None] for x in blocks))  # kernels stride over both alike
+    return flex_attention.BlockMask.from_kv_blocks(
         *listed(some & ~whole), *listed(whole), BLOCK_SIZE=BLOCK, mask_mod=mask_mod, seq_lengths=lengths
     )
 
@@ -254,8 +304,15 @@ def _given(inputs: Inputs, problem: Problem) -> Tensor:
     return as_bools(inputs.block_layout, problem.heads)
 
 
-def bias_of(bias: LoweredBias) -> Shown:
-    """Make `bias(b, h, i, j)`, added to the score of query i and key j: of their numbers where positions are not given."""
+def _padded_weights(bias: LoweredBias, length: int) -> Tensor:
+    return F.pad(bias.weights, (0, 0, 0, length - bias.weights.shape[2])) if bias.form.by_query else bias.weights
+
+
+def bias_of(bias: LoweredBias) -> Mod:
+    """Make `bias(b, h, i, j, row)`, added to the score of query i and key j: of their numbers where positions are not given.
+
+    `row`: the query's row of the tensors, for weights by query.
+    """
     form, weights, positions = bias
 
     def apart(b: Any, i: Any, j: Any) -> list[Any]:
@@ -264,7 +321,7 @@ def bias_of(bias: LoweredBias) -> Shown:
         batch = b if len(positions) > 1 else b * 0
         return [positions[batch, i, k] - positions[batch, j, k - form.dims] for k in range(form.dims)]
 
-    def distance(b: Any, h: Any, i: Any, j: Any) -> Any:
+    def distance(b: Any, h: Any, i: Any, j: Any, row: Any) -> Any:
         parts = apart(b, i, j)
         if form.metric == "euclidean":
             measured = sum(part * part for part in parts) ** 0.5
@@ -276,10 +333,15 @@ def bias_of(bias: LoweredBias) -> Shown:
             measured = measured.nan_to_num(nan=0.0)
         return -weights[h, 0] * measured
 
-    def entry(b: Any, h: Any, i: Any, j: Any) -> Any:
-        index: Any = 0
+    def entry(b: Any, h: Any, i: Any, j: Any, row: Any) -> Any:
+        indices: list[Any] = []
         for size, part in zip(form.sizes, apart(b, i, j), strict=True):
-            index = index * size + part.clamp(-(size // 2), size // 2) + size // 2
-        return weights[h, index if positions is None else index.int()]
+            index = part.clamp(-(size // 2), size // 2) + size // 2
+            if form.by_axis:
+                indices.append(index + sum(form.sizes[: len(indices)]))
+            else:
+                indices = [indices[0] * size + index if indices else index]
+        table = (h, b, row) if form.by_query else (h,)
+        return sum(weights[(*table, index if positions is None else index.int())] for index in indices)
 
     return entry if form.sizes else distance

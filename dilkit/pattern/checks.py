@@ -82,7 +82,7 @@ def head_range(name: str, entry: Any) -> tuple[int, int] | None:
             raise PatternError(f"{name}={shown(entry)} has step {entry.step}; only contiguous heads (step 1) can be served")
         entry = (entry.start, entry.stop)
     if isinstance(entry, list):
-        raise TypeError(f"{name}={shown(entry)} is a list; give range(start, stop) or the pair (start, stop)")
+        raise TypeError(f"{name}={shown(entry)} is a list; give range(start, stop) or (start, stop)")
     if isinstance(entry, str) or not isinstance(entry, Sequence) or len(entry) != 2:
         raise TypeError(f"{name}={shown(entry)} must be a range, a (start, stop) pair or None")
     start, stop = (integer(name, value) for value in entry)
@@ -108,11 +108,3 @@ def check_tail(tail: str, overlap: str) -> None:
     one_of("tail", tail, TAILS, PatternError)
     if tail == "zeros" and overlap == "once":
         raise PatternError("tail='zeros' with overlap='once' is not defined; overlap='count' or tail='exact' is needed")
-
-
-def check_sizes(seq: int, heads: int, kv_heads: int | None, **others: int) -> None:
-    """Raise TypeError or ValueError, naming the argument, unless these sizes are integers that are large enough."""
-    for name, size, least in (("seq", seq, 0), ("heads", heads, 1), *((name, size, 0) for name, size in others.items())):
-        integer(name, size, at_least=least)
-    if kv_heads is not None:
-        integer("kv_heads", kv_heads)

@@ -1,4 +1,4 @@
-"""The attention pattern: how many times query i of head h sees key j, `count[h, i, j]`, for the one softmax of attention:
+"""The attention pattern: how many times query i of head h sees key j, `count[h, i, j]`, for one softmax.
 
 out[i] = softmax_j(scale * q_i . k_j + log count[h, i, j]) . v
 """
@@ -17,7 +17,6 @@ from dilkit.pattern.checks import (
     OVERLAPS,
     WHOLE_SEQUENCE,
     PatternError,
-    check_sizes,
     check_tail,
     head_ranges,
     positive_integers,
@@ -232,8 +231,7 @@ class Pattern(Presets, FlexMasks):
         return Heads(heads, held, self.offset, *(self.head_shard or (0, held)))
 
     def of_kv_heads(self, start: int, stop: int, heads: int, kv_heads: int) -> Pattern | None:
-        """Return the pattern for the key/value heads `start` to `stop - 1` by themselves, and their query heads; None if none is
-        served.
+        """Return the pattern of key/value heads `start` to `stop - 1` and their query heads alone; None if none is served.
 
         They see what they see among `heads` query and `kv_heads` key/value heads.
 
@@ -310,9 +308,7 @@ class Pattern(Presets, FlexMasks):
         """
         import torch
 
-        check_sizes(seq, heads, kv_heads)
-        boolean("is_causal", is_causal)
-        self.check_heads(heads, kv_heads)
+        self._check_call(seq, heads, kv_heads, is_causal)
         check_entries(seq, heads, seq)
         return self.count_rows(torch.arange(seq, device="cpu"), seq, heads, kv_heads=kv_heads, is_causal=is_causal)
 
@@ -371,9 +367,7 @@ class Pattern(Presets, FlexMasks):
         """
         import torch
 
-        check_sizes(seq, heads, kv_heads)
-        boolean("is_causal", is_causal)
-        self.check_heads(heads, kv_heads)
+        self._check_call(seq, heads, kv_heads, is_causal)
         rows = torch.arange(seq, device="cpu") if rows is None else rows
         if is_causal or self.tail == "exact":
             return torch.zeros(heads, len(rows), dtype=torch.int32, device=rows.device)
@@ -402,12 +396,18 @@ class Pattern(Presets, FlexMasks):
             >>> dense.flops(65536, 8, 64) // dilated.flops(65536, 8, 64)
             24
         """
-        check_sizes(seq, heads, kv_heads, head_dim=head_dim, batch=batch)
-        boolean("is_causal", is_causal)
-        self.check_heads(heads, kv_heads)
+        self._check_call(seq, heads, kv_heads, is_causal, head_dim=head_dim, batch=batch)
         self.check_seq(seq)
         at_hand = self.among(heads, kv_heads)
         return 4 * head_dim * batch * sum(branch.pairs(seq, at_hand, is_causal) for branch in self.branches)
+
+    def _check_call(self, seq: int, heads: int, kv_heads: int | None, is_causal: bool, **others: int) -> None:
+        for name, size, least in (("seq", seq, 0), ("heads", heads, 1), *((name, size, 0) for name, size in others.items())):
+            integer(name, size, at_least=least)
+        if kv_heads is not None:
+            integer("kv_heads", kv_heads)
+        boolean("is_causal", is_causal)
+        self.check_heads(heads, kv_heads)
 
     def describe(self) -> str:
         """Describe the pattern, one line for each branch."""
@@ -440,14 +440,6 @@ class Pattern(Presets, FlexMasks):
         printer.text(repr(self))
 
 
-@lru_cache(maxsize=256)
-def _from_json(text: str) -> Pattern:
-    return _parsed(text)
-
-
-READ_WITH_CLASSES.append(_from_json.cache_clear)
-
-
 def _parsed(text: str) -> Pattern:
     fields = fields_of(text)
     if "branches" in fields:
@@ -455,10 +447,14 @@ def _parsed(text: str) -> Pattern:
     return Pattern(**fields)
 
 
+_from_json = lru_cache(maxsize=256)(_parsed)
+READ_WITH_CLASSES.append(_from_json.cache_clear)
+
+
 def check_entries(rows: int, heads: int, seq: int) -> None:
     """Raise `PatternError` where a count of so many rows has more entries than can be made."""
     if (entries := heads * rows * seq) > _MAX_COUNT_ENTRIES:
-        raise PatternError(f"seq={seq} with heads={heads} needs {entries:,} entries; at most {_MAX_COUNT_ENTRIES:,}")
+        raise PatternError(f"seq={seq} with heads={heads} has {entries:,} entries; at most {_MAX_COUNT_ENTRIES:,}")
 
 
 class NotSegments(PatternError, AttributeError):

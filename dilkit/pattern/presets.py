@@ -60,7 +60,7 @@ class Presets:
         """
         width = integer("window", window, at_least=2)
         if width % 2:
-            raise PatternError(f"window={width} is not even: half of it lies on each side of a token; give an even number")
+            raise PatternError(f"window={width} is odd, but half of it lies on each side of a token; give an even number")
         return cls.of(SlidingWindow(width // 2 + 1), GlobalTokens(global_tokens), overlap="once")
 
     @classmethod
@@ -111,7 +111,7 @@ class Presets:
             5
         """
         if not dilations or integer("heads", heads, at_least=1) % len(dilations):
-            raise PatternError(f"heads={heads} are no equal groups, one for each of dilations={tuple(dilations)}")
+            raise PatternError(f"heads={heads} cannot be divided into equal groups, one for each of dilations={tuple(dilations)}")
         group = heads // len(dilations)
         groups = [(first, first + group) for first in range(0, heads, group)]
         branches = [
@@ -119,7 +119,7 @@ class Presets:
         ]
         for width in (sizes := branches[0].kernel_size):
             if width % 2 == 0:
-                raise PatternError(f"kernel_size={sizes}: {width} is even, and cannot lie evenly around a token; give odd sizes")
+                raise PatternError(f"kernel_size={sizes}: {width} is even and has no middle token; give odd sizes")
         return cls.of(*branches, tail="zeros")
 
     @classmethod

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -20,18 +20,36 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     Bools = NDArray[np.bool_]
+    Ints = NDArray[np.int64]
 
 BLOCK = 128
+
+
+class BlockGrid(NamedTuple):
+    """Pairs of blocks of queries and keys, each of tokens with one residue: that and the first place of either, to be broadcast.
+
+    The token of residue c and place t is `t * rate + c`; `places` is a multiple of `block`.
+    """
+
+    rate: int
+    places: int
+    block: int
+    query_class: Ints
+    query_place: Ints
+    key_class: Ints
+    key_place: Ints
 
 
 def blocks_of(forms: Sequence[Form], seq: int, heads: int, is_causal: bool) -> tuple[Tensor, Tensor]:
     """Some and whole, bool `(heads, blocks, blocks)` of a sequence of `seq` tokens, a multiple of `BLOCK`."""
     count = seq // BLOCK
     some, whole = (np.zeros((heads, count, count), np.bool_) for _ in range(2))
+    first, residue = np.arange(count) * BLOCK, np.zeros(1, np.int64)
+    grid = BlockGrid(1, seq, BLOCK, residue, first[:, None], residue, first)
     for form in forms:
         if isinstance(form, Given):  # `given_blocks` adds what each call says
             continue
-        own_some, own_whole = _of_form(form, count)
+        own_some, own_whole = _of_form(form, grid)
         served = slice(*form.heads)
         some[served] |= own_some
         if not form.without and form.without_rows is None and form.without_columns is None:
@@ -63,28 +81,47 @@ def listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return blocks.sum(-1, dtype=torch.int32), order.to(torch.int32)
 
 
-def _of_form(form: Form, count: int) -> tuple[Bools, Bools]:
-    first = np.arange(count) * BLOCK
-    last = first + BLOCK - 1
-    if isinstance(form, Segments):
-        low, high = first // form.length, last // form.length
-        some = (low[:, None] <= high) & (low <= high[:, None])
-        return some, (low == high)[:, None] & some & (low == high) & (form.rate == 1)
-    if isinstance(form, Band):
-        nearest, farthest = first[:, None] - last, last[:, None] - first  # of i - j
-        some = (nearest <= form.back) & (farthest >= -form.ahead)
-        return some, (farthest <= form.back) & (nearest >= -form.ahead) & (form.rate == 1 and form.first == 0)
-    if isinstance(form, Global):
-        rows, columns = (among(runs, count * BLOCK).reshape(count, BLOCK).sum(1) for runs in (form.rows, form.columns))
-        return (rows > 0)[:, None] | (columns > 0), (rows == BLOCK)[:, None] | (columns == BLOCK)
+def _of_form(form: Form, grid: BlockGrid) -> tuple[Bools, Bools]:
     if isinstance(form, Runs):
-        return _of_runs(form, count)
+        return _of_runs(form, grid.places // BLOCK)
+    if isinstance(form, (Segments, Band, Global)):
+        return shown(form, 0, grid, grid.places)
     assert isinstance(form, Grid)
     rest = int(np.prod(form.shape[1:]))
     # A window is moved back, if at all, by less than its own length.
     reach = ((form.kernel[0] - 1) * form.dilation[0] + 1) * rest - 1
     ahead = rest - 1 if form.axes[0].causal else reach
-    return _of_form(Band(heads=form.heads, back=reach, ahead=ahead), count)[0], np.zeros((count, count), np.bool_)
+    some, _ = shown(Band(heads=form.heads, back=reach, ahead=ahead), 0, grid, grid.places)
+    return some, np.zeros_like(some)
+
+
+def shown(form: Segments | Band | Global, offset: int, grid: BlockGrid, seq: int) -> tuple[Bools, Bools]:
+    """Return where a form shows some pair of two blocks, and where all, for heads of one offset and `seq` tokens."""
+    query, key, last, rate = grid.query_place, grid.key_place, grid.block - 1, grid.rate
+    if isinstance(form, Global):
+        return _of_global(form, grid)
+    apart, is_exact = grid.query_class - grid.key_class, rate % form.rate == 0  # blocks of some residue class of the form
+    if isinstance(form, Segments):
+        length = grid.places if form.length >= seq else form.length // rate
+        same_class = (grid.query_class % form.rate == offset) & (grid.key_class % form.rate == offset) | (not is_exact)
+        low, high, key_low, key_high = (x // length for x in (query, query + last, key, key + last))
+        some = same_class & (low <= key_high) & (key_low <= high)
+        return some, some & (low == high) & (key_low == key_high) & is_exact
+    nearest, farthest = ((query + x - key) * rate + apart for x in (-last, last))  # of i - j
+    like = (apart % form.rate == 0) | (not is_exact)
+    whole = (farthest <= form.back) & (nearest >= -form.ahead) & is_exact & (form.first == 0)
+    return like & (nearest <= form.back) & (farthest >= -form.ahead), like & whole
+
+
+def _of_global(form: Global, grid: BlockGrid) -> tuple[Bools, Bools]:
+    shape = grid.rate, grid.places // grid.block
+    rows, columns = (
+        among(runs, grid.rate * grid.places).reshape(grid.places, grid.rate).T.reshape(*shape, grid.block).sum(2)
+        for runs in (form.rows, form.columns)
+    )
+    rows = rows[grid.query_class, grid.query_place // grid.block]
+    columns = columns[grid.key_class, np.minimum(grid.key_place // grid.block, shape[1] - 1)]
+    return (rows > 0) | (columns > 0), (rows == grid.block) | (columns == grid.block)
 
 
 def among(runs: NDArray[np.int64], seq: int) -> Bools:

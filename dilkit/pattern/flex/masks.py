@@ -111,7 +111,7 @@ class FlexMasks:
         if not is_causal:
             pattern.check_tokens(seq)
         if pattern.tail != "exact":
-            raise PatternError(f"tail={pattern.tail!r} adds keys that no mask can show; tail='exact' is needed")
+            raise PatternError(f"tail={pattern.tail!r} adds keys that no mask can show; use tail='exact'")
         forms = lower(pattern, seq, heads, kv_heads)
         for form in forms:
             if isinstance(form, (Given, Unlowered)):

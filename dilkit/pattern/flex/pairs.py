@@ -87,7 +87,7 @@ def _of_kind(form: Form, seq: int, device: torch.device) -> Shows:
         return _runs(form.queries, seq, device)
     if isinstance(form, Grid):
         return _grid(form)
-    raise TypeError(f"form {form!r} is none that is known here")
+    raise TypeError(f"form {form!r} is unknown here")
 
 
 def _segments(form: Segments, seq: int, device: torch.device) -> Shows:

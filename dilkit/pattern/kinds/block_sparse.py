@@ -72,7 +72,7 @@ class BlockLayout:
         try:
             array = np.asarray(layout.detach().cpu() if hasattr(layout, "detach") else layout)
         except ValueError as error:
-            raise PatternError(f"layout is no matrix of bools: {error}; rows must be equally long") from None
+            raise PatternError(f"layout is no matrix of bools: {error}; all rows need one length") from None
         if array.dtype != np.bool_:
             raise TypeError(f"layout is an array of {array.dtype}; bools are needed, True = seen (layout.astype(bool))")
         array = array[None] if array.ndim == 2 else array
@@ -86,8 +86,7 @@ class BlockLayout:
         return bools
 
     def runs(self, heads: range, blocks: int) -> Positions:
-        """Return the runs seen, int64 `(n, 4)`, ascending: head, counted from `heads.start`, row, first column and the one after
-        the last.
+        """Return the runs seen, int64 `(n, 4)`, ascending: head from `heads.start` on, row, first column, one after the last.
 
         They are those of the first `blocks` rows and columns.
 
@@ -352,7 +351,7 @@ def _local_global(blocks: int, window: int, global_blocks: int, both_ends: bool 
     BlockLayout.check_size(1, blocks := integer("blocks", blocks, at_least=1))
     window, count = integer("window", window, at_least=1), integer("global_blocks", global_blocks, at_least=0)
     if window % 2 == 0:
-        raise PatternError(f"window={window} blocks cannot lie evenly around one; an odd number is needed")
+        raise PatternError(f"window={window} blocks is even and has no middle block; an odd number is needed")
     number = np.arange(blocks)
     first = count - count // 2 if both_ends else count
     chosen = (number < first) | (number >= blocks - (count - first))

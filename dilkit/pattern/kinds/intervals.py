@@ -216,7 +216,7 @@ class Intervals(Branch):
         self, first: Any, last: Any = None, heads: range | tuple[int, int] | None = None, *, most: int | None = None
     ) -> None:
         if (first is None) != (most is not None) or (first is None and last is not None):
-            raise PatternError("most goes with no intervals: give Intervals(first, last), or Intervals(None, most=k)")
+            raise PatternError("most is given beside intervals: give Intervals(first, last), or Intervals(None, most=k)")
         are_rows = first is None or (isinstance(first, RowIntervals) and last is None)
         self._set(rows=first if are_rows else RowIntervals.of(first, last), most=most, heads=heads)
         self._settle(**({} if most is None else dict(most=most)))
@@ -311,7 +311,7 @@ def _columns(name: str, given: Any) -> Positions:
     try:
         array = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
     except ValueError as error:
-        raise PatternError(f"{name} is no array of columns: {error}; rows must have equally many") from None
+        raise PatternError(f"{name} is no rectangular array: {error}; all rows need as many columns") from None
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} is an array of {array.dtype}; integers are needed, a column for each row")
     array = array[:, None] if array.ndim == 1 else array

@@ -91,7 +91,7 @@ class Neighborhood(Branch):
         for size, width, step, cells in zip(grid, kernel, steps, shared, strict=True):
             if cells > width:
                 raise PatternError(
-                    f"stride={shared} is more than kernel_size={kernel}, so that cells lie between windows; at most {width}"
+                    f"stride={shared} is more than kernel_size={kernel}, which leaves cells uncovered; at most {width}"
                 )
             if width * step > size and border == "move":
                 spans = f"{width * step} of a grid of shape {grid}"

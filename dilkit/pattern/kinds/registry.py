@@ -168,7 +168,7 @@ def _check(cls: type[Branch]) -> None:
     if not isinstance(kind := getattr(cls, "kind", None), str) or not _NAME.fullmatch(kind):
         raise TypeError(f"{name}.kind={shown(kind)}: a name in lower case is needed, such as 'sliding_window'")
     if "__dataclass_fields__" not in vars(cls) or not cls.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-        raise TypeError(f"{name} is no frozen dataclass, which patterns are hashed by; write @dataclass(frozen=True)")
+        raise TypeError(f"{name} is no frozen dataclass, and patterns are hashed; write @dataclass(frozen=True)")
     if [field.name for field in dataclasses.fields(cls)][-1:] != ["heads"]:
         raise TypeError(f"{name} has no last field `heads: tuple[int, int] | None = None`, the query heads that it serves")
     if missing := sorted(getattr(cls, "__abstractmethods__", ())):

@@ -3,19 +3,16 @@
 Compiled, torch refuses gradients and `lse` on the CPU; the operators' dense form has both.
 """
 
-from __future__ import annotations
-
-import math
 import shutil
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from helpers.calls import starts_of
 from helpers.fakes import registered
-from helpers.strategies import Heads, mixes_with_heads
+from helpers.flex_on_cpu import FlexInClasses, FlexOnCpu
+from helpers.strategies import mixes_with_heads
 from hypothesis import given, settings, strategies as st
 from torch.nn.attention import flex_attention
 
@@ -29,67 +26,54 @@ from dilkit import (
     Pattern,
     PatternError,
     Problem,
+    RowTable,
     SlidingWindow,
+    dilated_attention,
+    dilated_attention_varlen,
     explain,
 )
-from dilkit.backend import Refusal
-from dilkit.backends.flex.backend import LEAST_HEAD_DIM, Attend, Flex
+from dilkit.backends.flex.backend import Flex
 from dilkit.backends.flex.call import flex_call, padded
 from dilkit.inputs import Inputs
 from dilkit.oracle import oracle_attention
 from dilkit.pattern.flex.blocks import BLOCK, blocks_of
+from dilkit.pattern.flex.class_order import class_rate
 from dilkit.pattern.flex.pairs import MOST_INTERVALS, counter
+from dilkit.pattern.lowering import lower
 from dilkit.testing.conformance import check
 from dilkit.testing.packings import SEQUENCES
-from dilkit.testing.problems import GIVEN_BLOCKS, OTHER_KINDS, PROBLEMS, SCORES, Case
+from dilkit.testing.problems import GIVEN_BLOCKS, OTHER_KINDS, PROBLEMS, SCORES
 
 CPU = torch.device("cpu")
-OPTIONS = dict(PRESCALE_QK=False, ROWS_GUARANTEED_SAFE=False, BLOCKS_ARE_CONTIGUOUS=False, WRITE_DQ=True)
-OPTIONS |= dict(BACKEND="AUTO", OUTPUT_LOGSUMEXP=True, OUTPUT_MAX=False)
-
-
-class FlexOnCpu(Flex):
-    """Everything of `flex` but the compiled function."""
-
-    name = "flex_on_cpu"
-    requires = ("torch",)
-    limits = replace(Flex.limits, devices=frozenset({"cpu"}), min_capability=None)
-    priority = -1
-
-    def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
-        return tuple(one for one in super().refusals(problem) if str(LEAST_HEAD_DIM) not in one.limit or one.code != "head_dim")
-
-    def attend(self, problem: Problem) -> Attend:
-        return attend
-
-
-def attend(q: Any, k: Any, v: Any, of_weights: Any, weights: Any, block_mask: Any, scale: float, grouped: bool) -> Any:
-    """Return `out` and `lse`, which the operator has to the base 2. Tensors with gradients are arguments of the score change."""
-    from torch.nn.attention.flex_attention import _identity
-
-    mod, buffers = _identity if of_weights is None else of_weights(weights), ()
-    if weights is not None:
-        mod, buffers = lambda s, b, h, i, j, own: of_weights(own)(s, b, h, i, j), (weights,)
-    out, lse, _ = torch.ops.higher_order.flex_attention(q, k, v, mod, block_mask.as_tuple(), scale, dict(OPTIONS), buffers, ())
-    return out, lse * math.log(2)
-
 
 PACKED = [case for case in SEQUENCES if not case.variant.startswith("random")]
 """Each sequence is a call of its own, which torch traces for long: random lengths show no more."""
 LISTED = [
     case for case in (*PROBLEMS, *PACKED, *OTHER_KINDS, *GIVEN_BLOCKS, *SCORES) if case.dtype != "float64" and not case.rows
 ]
-USUAL = LISTED[7::61]
-"""By default so many."""
+IN_CLASSES = [
+    case
+    for case in LISTED
+    if case.mask == case.bias == "none"
+    and not (case.lengths or case.queries)
+    and class_rate(lower(case.pattern, case.seq, case.heads, case.kv_heads), case.seq, least=1) > 1
+]
+RUNS = [(FlexOnCpu, case, number % 61 == 7) for number, case in enumerate(LISTED)]
+RUNS += [(FlexInClasses, case, number % 31 == 3) for number, case in enumerate(IN_CLASSES)]
+"""With each, True if it is one of the few by default."""
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.slow] * (case not in USUAL), id=case.name) for case in LISTED]
+    ("backend", "case"),
+    [
+        pytest.param(backend, case, marks=[pytest.mark.slow] * (not usual), id=f"{backend.name}-{case.name}")
+        for backend, case, usual in RUNS
+    ],
 )
-def test_results_and_gradients_are_right_or_refused(case: Case) -> None:
+def test_results_and_gradients_are_right_or_refused(backend, case):
     """But gradients of weights that the dense operators, other than a generated kernel, would sum in half precision."""
     in_half = case.bias != "none" and case.dtype != "float32"
-    with registered(FlexOnCpu()) as name:
+    with registered(backend()) as name:
         result = check(name, replace(case, gradients=False) if in_half else case)
     if result.verdict == "refused":
         pytest.skip("; ".join(result.reasons))
@@ -98,7 +82,7 @@ def test_results_and_gradients_are_right_or_refused(case: Case) -> None:
 
 @given(drawn=mixes_with_heads(), seq=st.integers(1, 80))
 @settings(max_examples=25)
-def test_pairs_are_those_of_the_count(drawn: tuple[Pattern, Heads], seq: int) -> None:
+def test_pairs_are_those_of_the_count(drawn, seq):
     pattern, (heads, kv_heads) = drawn
     try:
         problem = Problem(pattern=pattern, seq=seq, heads=heads, kv_heads=kv_heads, head_dim=8)
@@ -127,7 +111,7 @@ def test_pairs_are_those_of_the_count(drawn: tuple[Pattern, Heads], seq: int) ->
     is_causal=st.booleans(),
 )
 @settings(max_examples=16)
-def test_blocks_hold_every_pair_and_whole_ones_nothing_else(drawn: Pattern, is_causal: bool) -> None:
+def test_blocks_hold_every_pair_and_whole_ones_nothing_else(drawn, is_causal):
     some, whole = blocks_of(Problem(pattern=drawn, seq=512, heads=2, head_dim=8).forms, 512, 2, is_causal)
     seen = drawn.count(512, 2, is_causal=is_causal).numpy() > 0
     blocks = seen.reshape(2, 512 // BLOCK, BLOCK, 512 // BLOCK, BLOCK)
@@ -139,7 +123,7 @@ def test_blocks_hold_every_pair_and_whole_ones_nothing_else(drawn: Pattern, is_c
 @pytest.mark.parametrize("mask", [False, True])
 @pytest.mark.parametrize("lengths", [(), (300, 0, 129)])
 @pytest.mark.parametrize("pattern", [Pattern.dense(), Pattern.of(SlidingWindow(150)), Pattern([64, 256], [1, 2])], ids=str)
-def test_what_is_not_asked_pair_by_pair_is_seen(pattern: Pattern, lengths: tuple[int, ...], mask: bool) -> None:
+def test_what_is_not_asked_pair_by_pair_is_seen(pattern, lengths, mask):
     """FlexAttention skips unlisted blocks and asks for no pair of whole ones; dense operators ask for all."""
     from torch.nn.attention.flex_attention import create_mask
 
@@ -169,7 +153,7 @@ def test_what_is_not_asked_pair_by_pair_is_seen(pattern: Pattern, lengths: tuple
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_the_masks_of_a_pattern_are_those_that_torch_makes_of_its_count(is_causal: bool) -> None:
+def test_the_masks_of_a_pattern_are_those_that_torch_makes_of_its_count(is_causal):
     seq, heads, sizes = 300, 2, dict(kv_heads=1, is_causal=is_causal)
     for pattern in (Pattern([64, 256], [1, 4]), Pattern.of(SlidingWindow(before=40, after=3), Documents([128, 172]))):
         count = pattern.count(seq, heads, **sizes)
@@ -187,7 +171,7 @@ def test_the_masks_of_a_pattern_are_those_that_torch_makes_of_its_count(is_causa
             refused.block_mask(seq, heads)
 
 
-def test_rows_of_many_runs_are_looked_up_in_a_table() -> None:
+def test_rows_of_many_runs_are_looked_up_in_a_table():
     layout = torch.zeros(1, 40, 40, dtype=torch.bool)
     layout[0, :, ::3] = True
     problem = Problem(pattern=Pattern.of(BlockSparse(layout, 2)), seq=77, heads=1, head_dim=8)
@@ -196,7 +180,7 @@ def test_rows_of_many_runs_are_looked_up_in_a_table() -> None:
     assert torch.equal(counter(problem.forms, 77, CPU)(i * 0, i, j), problem.pattern.count(77, 1)[0].to(torch.int32))
 
 
-def test_lengths_are_padded_to_few() -> None:
+def test_lengths_are_padded_to_few():
     lengths = range(1, 40_000)
     assert all(seq <= padded(seq) < seq + max(BLOCK, seq // 4) and padded(seq) % BLOCK == 0 for seq in lengths)
     assert len({padded(seq) for seq in lengths}) < 80
@@ -205,7 +189,7 @@ def test_lengths_are_padded_to_few() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler, and there is no g++ here")
-def test_compiled_it_is_right_and_new_lengths_compile_nothing() -> None:
+def test_compiled_it_is_right_and_new_lengths_compile_nothing():
     """Forward alone, and without `lse`: more is not compiled for CPUs."""
     pattern, flex = Pattern.of(SlidingWindow(180), GlobalTokens(2)), FlexOnCpu()
 
@@ -227,7 +211,7 @@ def test_compiled_it_is_right_and_new_lengths_compile_nothing() -> None:
         )
 
 
-def test_it_is_chosen_where_kernels_of_ours_and_torchs_refuse() -> None:
+def test_it_is_chosen_where_kernels_of_ours_and_torchs_refuse():
     device = Device.assume("sm_80")
     problem = Problem(pattern=Pattern.natten((32, 32), 7), seq=1024, heads=4, head_dim=64, device=device, dtype="bfloat16")
     verdicts = {decision.name: decision.verdict for decision in explain(problem).decisions}
@@ -235,3 +219,20 @@ def test_it_is_chosen_where_kernels_of_ours_and_torchs_refuse() -> None:
     assert not able
     reasons = " ".join(map(str, Flex().refusals(problem)))
     assert not reasons.replace("module triton: not installed (pip install triton)", "")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_values_by_query_have_gradients_of_the_rows_of_the_call(packed):
+    """Rows are padded to whole blocks, of which gradients show nothing."""
+    torch.manual_seed(0)
+    q, values = torch.randn(1, 70, 2, 16, requires_grad=True), torch.randn(1, 2, 70, 5, requires_grad=True)
+    found, starts = [], torch.tensor([0, 30, 70], dtype=torch.int32)
+    with registered(FlexOnCpu()) as name:
+        for backend in (name, "reference"):
+            options = dict(bias=RowTable(values), backend=backend)
+            if packed:
+                out = dilated_attention_varlen(q[0], q[0], q[0], Pattern.mistral(9), starts, **options)
+            else:
+                out = dilated_attention(q, q, q, Pattern.mistral(9), **options)
+            found.append(torch.autograd.grad(out.sin().sum(), (q, values)))
+    torch.testing.assert_close(*found)
