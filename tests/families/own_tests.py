@@ -6,8 +6,6 @@ The table has a row for each family and a column for each verdict. Exit code 1 f
 `differences.json`. As a plugin of pytest, this file puts dilkit in the place of sdpa, and writes each outcome into a file.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -22,7 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -143,13 +140,13 @@ def table(counts: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
         yield f"{name:12}" + "".join(f"{row.get(kind, 0):14}" for kind in VERDICTS)
 
 
-def pytest_addoption(parser: Any) -> None:
+def pytest_addoption(parser):
     group = parser.getgroup("dilkit")
     group.addoption("--attention", choices=[SDPA, NAME], default=NAME, help="the attention in the place of sdpa")
     group.addoption("--outcomes", type=Path, default=Path(os.devnull), help="the file that gets a line of JSON for each test")
 
 
-def pytest_configure(config: Any) -> None:
+def pytest_configure(config):
     file = config.getoption("outcomes").open("w", encoding="utf-8", buffering=1)
     config.add_cleanup(file.close)
     if config.getoption("attention") == NAME:
@@ -188,10 +185,10 @@ def swapped() -> Iterator[None]:
 
 
 class _Recorder:
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file):
         self.file, self.outcome = file, Outcome("")
 
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
+    def pytest_runtest_logstart(self, nodeid: str):
         self.outcome = Outcome(nodeid)
         _calls.clear()
         random.seed(0)  # the same in both runs, and of transformers' generator for inputs too
@@ -200,19 +197,19 @@ class _Recorder:
             if name.endswith("test_modeling_common"):
                 module.global_rng.seed(0)
 
-    def pytest_runtest_logreport(self, report: Any) -> None:
+    def pytest_runtest_logreport(self, report):
         outcome = max(self.outcome.outcome, report.outcome, key=WORSE.index)
         if outcome == self.outcome.outcome or (outcome == SKIPPED and hasattr(report, "context")):  # other subtests may pass
             return
         self.outcome.outcome = outcome
         self.outcome.error, self.outcome.refused = _error(report.longrepr)
 
-    def pytest_runtest_logfinish(self) -> None:
+    def pytest_runtest_logfinish(self):
         self.outcome.calls = _calls[NAME]
         print(json.dumps(asdict(self.outcome)), file=self.file)
 
 
-def _error(longrepr: Any) -> tuple[str, bool]:
+def _error(longrepr) -> tuple[str, bool]:
     """Return the exceptions' messages, with the last raising line, and whether dilkit raised one."""
     chain = getattr(longrepr, "chain", ())
     crashes = [crash for _, crash, _ in chain if crash is not None]

@@ -6,8 +6,6 @@ A line for each verdict with how many classes it has, and each class that is wro
 writes all as JSON, of which `make docs` makes the table of docs/transformers.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing
@@ -22,7 +20,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
@@ -30,7 +27,7 @@ import torch
 from tqdm import tqdm
 
 from dilkit import Pattern, SlidingWindow, environment
-from dilkit.integrations.transformers.proof import trials
+from dilkit.integrations.transformers.proof.configurations import configurations
 from dilkit.integrations.transformers.proof.trials import DENSE, Tiny, changed, compare, computed, first_that_runs, in_words, same
 from dilkit.integrations.transformers.registration import register
 
@@ -112,8 +109,8 @@ def examine(name: str, family: str) -> Examined:
             return Examined(name, family, NOT_TRIED, in_words(error))
 
 
-def _is_refused(kind: Any, config_kind: Any) -> bool:
-    config = trials.config_of(config_kind, {})
+def _is_refused(kind, config_kind) -> bool:
+    config = next(configurations(config_kind))
     config._attn_implementation = DENSE
     try:
         with torch.device("meta"):
@@ -157,15 +154,15 @@ class TooLate(BaseException):
 @contextmanager
 def _limit(seconds: int) -> Iterator[None]:
     def late(*_):
-        raise TooLate(f"it takes more than {seconds} s")
+        raise TooLate(f"it takes more than {seconds} s of CPU time")
 
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(seconds)
+    before = signal.signal(signal.SIGPROF, late)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 @cache

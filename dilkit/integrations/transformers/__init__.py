@@ -14,6 +14,7 @@ _NAMES = {
     "context.parallel": "ContextParallel context_parallel",
     "conversion": "Conversion ConvertedLayer convert",
     "generation": "dilated_cache",
+    "relative": "convert_relative",
     "registration": "load register",
 }
 
@@ -31,5 +32,6 @@ if TYPE_CHECKING:
     )
     from dilkit.integrations.transformers.generation import dilated_cache as dilated_cache
     from dilkit.integrations.transformers.registration import load as load, register as register
+    from dilkit.integrations.transformers.relative import convert_relative as convert_relative
 
 __getattr__, __dir__ = lazy_names(__name__, _NAMES)

@@ -25,15 +25,13 @@ from dilkit.integrations.transformers.checks import (
     wants_weights,
 )
 from dilkit.integrations.transformers.patterns import DENSE
-from dilkit.integrations.transformers.sequences import TokenMask
+from dilkit.integrations.transformers.sequences import ACROSS, TokenMask
 from dilkit.integrations.transformers.weights import rows_of_weights
 
 OTHER_STATES = ("key_value_states", "encoder_hidden_states", "cross_attention_states", "context")
 """Arguments of a layer that, where they are given, its keys are made of."""
 SEPARATE = ({"query", "key", "value"}, {"queries", "keys", "values"})
 """Arguments of layers that get their queries and keys one by one."""
-ACROSS = "dilkit_across"
-"""The argument by which a wrapped layer says whether its keys are of another sequence."""
 
 
 def watch_layers(model: Any) -> None:
@@ -68,7 +66,8 @@ def attend_across(
     """Attend to all tokens of another sequence. Raises ValueError for causality, sinks, and keys that others hold."""
     if holder := holder_of(module, key, options):
         raise ValueError(
-            f"{type(module).__name__} is cross-attention, which {holder} does not compute; take a DynamicCache, on one rank"
+            f"{type(module).__name__} is cross-attention, which {holder} does not compute; take one rank, and a DynamicCache for "
+            "it: EncoderDecoderCache(dilated_cache(), DynamicCache())"
         )
     check_options(module, options, key)
     checked = checked_mask(mask, module, query, key)

@@ -10,6 +10,7 @@ the rows are the last of them       a cache             dilated_attention_with_k
 the rows are those of a batch       generate_batch      one step over transformers' pool, dilated_attention_varlen of prompts
 the rows are a part of a sequence   context_parallel    ring_dilated_attention, ring_dilated_attention_varlen
 the keys are of another sequence    cross-attention     dilated_attention of all rows and tokens, by a dense pattern
+a mask of pairs                     a few runs a row    dilated_attention of these intervals
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from dilkit.integrations.transformers.checks import (
     check_continuous,
     check_decoding,
     check_options,
-    check_own,
+    check_shown,
     checked_mask,
     holder_of,
     wants_weights,
@@ -38,9 +39,11 @@ from dilkit.integrations.transformers.checks import (
 from dilkit.integrations.transformers.context.attention import KEPT_AS
 from dilkit.integrations.transformers.continuous import attend_batch
 from dilkit.integrations.transformers.heads import held_heads, on_held_heads, sinks_of
+from dilkit.integrations.transformers.mask_intervals import attend_by_intervals
 from dilkit.integrations.transformers.patterns import DENSE, Patterns, pattern_of_layer, stated_patterns
 from dilkit.integrations.transformers.sequences import KEPT_BY, Packing, TokenMask, of_tokens, packing_of
 from dilkit.integrations.transformers.weights import weights_of
+from dilkit.op.offsets import equal_widths
 from dilkit.packed.attention import dilated_attention_varlen
 from dilkit.pattern import Pattern, SlidingWindow
 
@@ -70,7 +73,7 @@ def attend(
     check_options(module, options, key)
     weighed = wants_weights(module, options, dropout, holder_of(module, key, options))
     bias: PositionBias | None = options.get("position_bias")
-    mask = checked_mask(attention_mask, module, query, key)
+    mask = checked_mask(attention_mask, module, query, key, takes_pairs=True)
     causal = None if mask is None else mask.causal
     if causal is None:
         causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
@@ -79,24 +82,24 @@ def attend(
     pattern = on_held_heads(pattern_of_layer(stated, module), module, held, mesh)
     if pattern is None:
         return nothing_seen(query, key, value).transpose(1, 2), None
-    if stated is None:
-        check_own(module, pattern, mask, options)
-    if width < query.shape[-1]:
-        value = F.pad(value, (0, query.shape[-1] - width))  # zeros, to the width of the keys; they are cut off again
-    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    call: dict[str, Any] = dict(sink=sinks_of(s_aux, module, pattern, held, mesh), scale=scaling)
+    check_shown(module, query, key, pattern, stated, mask, options)
+    q, k, v, scaling, _ = equal_widths(query, key, value, scaling)  # zeros, which are cut off again
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    call: dict[str, Any] = dict(sink=sinks_of(s_aux, module, pattern, held, mesh), scale=scaling, softcap=options.get("softcap"))
+    if bias is not None:
+        call["bias"] = bias.on(q.device)
     if (layer := getattr(key, KEPT_BY, None)) is not None:
         layer.claim()
         check_decoding(causal, mask, dropout, options)
         return layer.attend(q, k, v, pattern, **call)[..., :width], None
-    call["softcap"] = options.get("softcap")
     if options.get("cache") is not None:
         check_continuous(module, len(q), causal, dropout, options)
         return attend_batch(module.layer_idx, q, k, v, pattern, options, **call), None
     if (ranks := getattr(module, KEPT_AS, None)) is not None:
         out = ranks.attend(q, k, v, pattern, mask, options, is_causal=causal, dropout_p=dropout, **call)
         return out[..., :width], None
-    call["bias"] = None if bias is None else bias.on(q.device)
+    if mask is not None and mask.intervals is not None:
+        return attend_by_intervals(q, k, v, mask.intervals, width, dropout, weighed, **call)
     packing, tokens = packing_of(q, key.shape[2], mask, options), None if mask is None else mask.tokens
     harmless = counts_no_padding_in(pattern, bias, stated)
     between = mask is not None and harmless is not None and mask.has_gaps(harmless)

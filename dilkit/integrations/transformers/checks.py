@@ -15,6 +15,8 @@ from torch import Tensor
 from dilkit.compiler import assume_constant_result
 from dilkit.integrations.transformers.biases.tables import PositionBias
 from dilkit.integrations.transformers.context.attention import KEPT_AS
+from dilkit.integrations.transformers.mask_intervals import of_tensor
+from dilkit.integrations.transformers.patterns import DENSE
 from dilkit.integrations.transformers.sequences import KEPT_BY, TokenMask
 from dilkit.pattern import Pattern, SlidingWindow
 
@@ -33,17 +35,11 @@ _PARSING = threading.Lock()
 def check_options(module: Any, options: dict[str, Any], key: Tensor) -> None:
     """Raise ValueError for arguments that ask for another attention, or for one that the holder of the keys does not compute."""
     in_cache, over_ranks = getattr(key, KEPT_BY, None) is not None, getattr(module, KEPT_AS, None) is not None
-    if in_cache and (softcap := options.get("softcap")) is not None:
-        raise ValueError(
-            f"softcap={softcap} with a dilated_cache(), which caps no scores; take a DynamicCache, or set it to None"
-        )
     if in_cache and over_ranks:
         raise ValueError(
             f"{type(module).__name__} under context_parallel with a dilated_cache(), which has no rows of other ranks; generate "
             "with a model that context_parallel was not called on"
         )
-    if in_cache and isinstance(options.get("position_bias"), PositionBias):
-        raise ValueError(f"position_bias of {type(module).__name__} with a dilated_cache(), which adds none; take a DynamicCache")
     if (bias := options.get("position_bias")) is not None and not isinstance(bias, PositionBias):
         raise ValueError(
             f"position_bias={_short(bias)} of {type(module).__name__}: a tensor of all pairs is not read; T5's tables are, for "
@@ -107,15 +103,21 @@ def source_of(code: Any) -> str:
         return ""
 
 
-def checked_mask(mask: object, module: Any, query: Tensor, key: Tensor) -> TokenMask | None:
-    """Return `mask`. Raises ValueError unless it fits these queries and keys, `(batch, heads, rows, head_dim)`."""
+def checked_mask(mask: object, module: Any, query: Tensor, key: Tensor, takes_pairs: bool = False) -> TokenMask | None:
+    """Return `mask`. Raises ValueError unless it fits these queries and keys, `(batch, heads, rows, head_dim)`.
+
+    `takes_pairs`: masks of pairs fit, too, and a tensor of all of them is read.
+    """
     if mask is None:
         return None
-    if not isinstance(mask, TokenMask):
-        what = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
+    if takes_pairs and isinstance(mask, Tensor):
+        rows, keys = query.shape[2], key.shape[2]
+        return TokenMask(False, rows, keys, intervals=of_tensor(mask, type(module).__name__, rows, keys))
+    if not isinstance(mask, TokenMask) or (mask.intervals is not None and not takes_pairs):
+        what = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else f"a {type(mask).__name__} of pairs"
         raise ValueError(
             f"attention_mask of {type(module).__name__} is {what}; a mask (batch, seen) of the tokens, handed to the model, is "
-            "needed: what sees what is for the pattern to say"
+            "needed: the pattern defines which keys a query sees"
         )
     rows, keys = query.shape[2], key.shape[2]
     if mask.rows != rows or (mask.keys != keys and getattr(key, KEPT_BY, None) is None):
@@ -140,14 +142,37 @@ def check_decoding(causal: bool, mask: TokenMask | None, dropout: float, options
         raise ValueError("a dilated_cache() is for decoding: causal, without dropout; give model.eval()")
 
 
+def check_shown(
+    module: Any, query: Tensor, key: Tensor, pattern: Pattern, stated: object, mask: TokenMask | None, options: dict[str, Any]
+) -> None:
+    """Raise ValueError where the mask says otherwise than the layer's own pattern, or is of pairs and not all there is."""
+    if mask is None or mask.intervals is None:
+        if stated is None:
+            check_own(module, pattern, mask, options)
+        return
+    holder = holder_of(module, key, options)
+    bias: PositionBias | None = options.get("position_bias")
+    by_place = bias is None or (bias.counts_padding and query.shape[2] == key.shape[2])
+    others = {
+        f"the pattern {pattern}, which is to say it": stated is not None and pattern != DENSE,
+        holder: holder,
+        "a position bias that does not go by places, or a cache": not by_place,
+        "cu_seq_lens_q": options.get("cu_seq_lens_q") is not None,
+    }
+    if beside := next((name for name, there in others.items() if there), None):
+        raise ValueError(
+            f"{type(module).__name__} has a mask of pairs, beside {beside}; leave one of both, or take the attention 'sdpa'"
+        )
+
+
 def check_continuous(module: Any, sequences: int, causal: bool, dropout: float, options: dict[str, Any]) -> None:
     kind = type(module).__name__
     if sequences != 1:
         raise ValueError(f"{kind} in continuous batching has a batch of {sequences}; the rows of all sequences as one are needed")
     if not causal or dropout > 0:
-        raise ValueError(f"{kind} in continuous batching: causal, without dropout, it has to be; give model.eval()")
+        raise ValueError(f"{kind} in continuous batching must be causal and without dropout; call model.eval()")
     if getattr(module, KEPT_AS, None) is not None:
-        raise ValueError(f"{kind} in continuous batching, over ranks by context_parallel: leave one of both")
+        raise ValueError(f"{kind} in continuous batching and context_parallel exclude each other; use one of them")
     if isinstance(options.get("position_bias"), PositionBias):
         raise ValueError(f"position_bias of {kind} in continuous batching, which adds none; take generate")
     if options.get("block_table") is not None:

@@ -104,8 +104,8 @@ class LayerBatch:
         fits = all(x.rows.start <= x.rows.stop and x.before >= 0 <= x.first for x in sequences)
         if len(rows) != len(keys) or not fits or any(x.before and x.first + x.before > indexed for x in sequences):
             raise ValueError(
-                f"cu_seq_lens_q={rows}, cu_seq_lens_k={keys} and a read_index of {indexed} are of no batch: ascending ones of "
-                "one length are needed, at least as many keys as rows in each sequence, and an index of all keys"
+                f"cu_seq_lens_q={rows}, cu_seq_lens_k={keys} and a read_index of {indexed} do not fit one batch: ascending ones "
+                "of one length are needed, at least as many keys as rows in each sequence, and an index of all keys"
             )
         return sequences
 

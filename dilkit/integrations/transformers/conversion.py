@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dilkit.integrations.transformers.biases.local import local_layers
+from dilkit.integrations.transformers.biases.tables import has_table
 from dilkit.integrations.transformers.checks import source_of
+from dilkit.integrations.transformers.kept_layers import KEEPS, keep
 from dilkit.integrations.transformers.patterns import (
     DENSE,
     LAYER_TYPES,
@@ -71,11 +74,12 @@ def convert(model: Any, pattern: Pattern | str | Sequence[Pattern | str] | None 
       Only models that were made of the same configuration object, which transformers does not copy, are switched too: make
       each of a `copy.deepcopy` of it.
 
-    Returns what changed by layer, and what did not: cross-attention sees all tokens of the other sequence, whatever the pattern,
-    and the layers of a part without windows keep their own attention. Where dilated attention sees less than the model was
-    trained with, its results differ: train it further. Raises TypeError or ValueError, with the reason, for a model with layers
-    of another kind, one that does not look its attention up, or one that is wrong with a version of transformers that is not
-    tested; it is then as it was.
+    Returns what changed by layer, and what did not: cross-attention sees all tokens of the other sequence, whatever the pattern;
+    layers of another kind, such as those that choose their keys, and those of a part without windows keep their own attention. A
+    model with the former, loaded again, has to be converted again. Where dilated attention sees less than the model was trained
+    with, its results differ: train it further. Raises TypeError or ValueError, with the reason, for a model of such layers
+    alone, one that does not look its attention up, or one that is wrong with a version of transformers that is not tested; it is
+    then as it was.
 
         >>> from transformers import LlamaConfig, LlamaForCausalLM
         >>> from dilkit import Pattern
@@ -92,7 +96,9 @@ def convert(model: Any, pattern: Pattern | str | Sequence[Pattern | str] | None 
     if wanted is None:
         stating = (path for path, x in everywhere.items() if stated_patterns(None, x.config) is not None or has_windows(x.config))
         layers = {path: everywhere[path] for path in stating} or everywhere
-    _check(model, layers, wanted)
+    _check(layers, wanted)
+    unknown = {path: x for path, x in layers.items() if kind_of(x) not in LAYER_TYPES}
+    layers = {path: x for path, x in layers.items() if path not in unknown}
     stated = {id(x.config): stated_patterns(None, x.config) if wanted is None else wanted for x in layers.values()}
     registered = patterns_registered(name)
     if None in stated.values() and registered is not None:
@@ -109,7 +115,7 @@ def convert(model: Any, pattern: Pattern | str | Sequence[Pattern | str] | None 
         for path, x in layers.items()
     ]
     parts = [model]
-    if len(layers) != len(everywhere):  # the models within it, such as those of texts
+    if len(layers) + len(unknown) != len(everywhere):  # the models within it, such as those of texts
         parts = [x for x in model.modules() if hasattr(x, "set_attn_implementation") and id(x.config) in stated]
     for kind in [kind for part in parts for kind in classes_with(part, layers.values())]:
         check_proven(kind)
@@ -117,10 +123,13 @@ def convert(model: Any, pattern: Pattern | str | Sequence[Pattern | str] | None 
         register(None, name)
     if wanted is not None:
         for config in {id(x.config): x.config for x in (model, *layers.values())}.values():
-            config.dilkit = to_config(wanted)
+            config.dilkit = to_config(_without(unknown, config, wanted))
+    for layer in unknown.values():
+        keep(layer, model)
     for part in parts:
         part.set_attn_implementation(name)
-    return Conversion(tuple(changed), tuple(path for path in everywhere if path not in layers))
+    tables = [path for path, x in model.named_modules() if has_table(x) and path not in everywhere]  # LongT5's transient-global
+    return Conversion(tuple(changed), (*(path for path in everywhere if path not in layers), *tables))
 
 
 def _is_named_across(path: str, layer: Any) -> bool:
@@ -131,7 +140,9 @@ def _is_named_across(path: str, layer: Any) -> bool:
 def attention_layers(model: Any) -> dict[str, Any]:
     if not hasattr(model, "set_attn_implementation"):
         raise TypeError(f"model is a {type(model).__name__}; a model of transformers is needed, such as LlamaForCausalLM")
-    layers = {path: x for path, x in model.named_modules() if hasattr(x, "config") and LOOKED_UP in source_of(type(x).forward)}
+    local = local_layers(model)
+    asking = (path for path, x in model.named_modules() if hasattr(x, "config") and LOOKED_UP in source_of(type(x).forward))
+    layers = {path: model.get_submodule(path) for path in (*local, *asking)}
     if not layers or not model._can_set_attn_implementation():
         raise ValueError(
             f"{type(model).__name__} has no attention that it looks up by name (attn_implementation); Bloom and MPT are "
@@ -140,13 +151,24 @@ def attention_layers(model: Any) -> dict[str, Any]:
     return layers
 
 
-def _check(model: Any, layers: dict[str, Any], given: Patterns | None) -> None:
+def _without(unknown: dict[str, Any], config: Any, wanted: Patterns) -> Patterns:
+    """Return the patterns for a configuration: None for those of its layers that keep their `own` attention."""
+    numbers = {x.layer_idx for x in unknown.values() if getattr(x, KEEPS, (None, x.config))[1] is config}
+    if not numbers:
+        return wanted
+    patterns = wanted if isinstance(wanted, tuple) else (wanted,) * len(config.layer_types)
+    return tuple(None if layer in numbers else pattern for layer, pattern in enumerate(patterns))
+
+
+def _check(layers: dict[str, Any], given: Patterns | None) -> None:
+    kinds = {path: kind_of(x) for path, x in layers.items()}
+    if not set(LAYER_TYPES).intersection(kinds.values()):
+        path, kind = next(iter(kinds.items()))
+        raise ValueError(
+            f"{path} has {kind}, and no layer has {', '.join(LAYER_TYPES)}, which dilated attention takes the place of; set "
+            "layer_types of the configuration, and make the model anew"
+        )
     for path, x in layers.items():
-        if (kind := kind_of(x)) not in LAYER_TYPES:
-            raise ValueError(
-                f"{path} has {kind}, which dilated attention does not take the place of; {', '.join(LAYER_TYPES)} it does: set "
-                "layer_types of the configuration, and make the model anew"
-            )
         if isinstance(given, tuple) and getattr(x, "layer_idx", None) is None:
             raise ValueError(
                 f"pattern is a list, and {path} ({type(x).__name__}) has no number by which one is its own (layer_idx); give one "

@@ -34,7 +34,7 @@ class DilatedLayer(_CacheLayer):  # type: ignore[misc]
         if self.handed_on:
             raise ValueError(
                 "the attention of the tokens before did not find this cache: it is another attn_implementation than dilkit's, or "
-                "the model changes keys after they are cached; give a DynamicCache"
+                "the model changes keys after they are cached, as DeepSeek does its latents; give a DynamicCache"
             )
         self.is_initialized = self.handed_on = True
         key_states = key_states.view_as(key_states)  # whose attribute goes when it does

@@ -43,9 +43,7 @@ def check_mesh(mesh: Any) -> None:
             "needed"
         )
     if getattr(mesh, "ndim", 1) != 1:
-        raise ValueError(
-            f"mesh={mesh} has {mesh.ndim} dimensions; name the one that heads are shared out over, such as mesh['tp']"
-        )
+        raise ValueError(f"mesh={mesh} has {mesh.ndim} dimensions; name the one over which heads are divided, such as mesh['tp']")
 
 
 def held_heads(module: Any, heads: int, kv_heads: int) -> HeldHeads:
@@ -68,9 +66,9 @@ def on_held_heads(pattern: Pattern, module: Any, held: HeldHeads, mesh: Any) -> 
     first = _first(module, held, mesh)
     if first is None:
         raise ValueError(
-            f"{_part_of_heads(module, held)}, and pattern={pattern} differs by head: which of them these are is not known. Say "
-            "it, by register(..., mesh=), by Pattern(..., head_shard=(first, total)) of key/value heads, or take a pattern that "
-            "is the same for all heads"
+            f"{_part_of_heads(module, held)}, and pattern={pattern} differs by head, but it is unknown which heads these "
+            "are. Pass register(..., mesh=) or Pattern(..., head_shard=(first, total)) of key/value heads, or a pattern that is "
+            "the same for all heads"
         )
     assert held.total is not None
     assert held.kv_total is not None
@@ -87,8 +85,8 @@ def sinks_of(sinks: Tensor | None, module: Any, pattern: Pattern, held: HeldHead
     first = _first(module, held, mesh) if pattern.head_shard is None else pattern.head_shard[0]
     if first is None:
         raise ValueError(
-            f"{_part_of_heads(module, held)}, and its sinks, s_aux, are those of all: which are its own is not known. Say it by "
-            "register(..., mesh=)"
+            f"{_part_of_heads(module, held)}, and its sinks, s_aux, are those of all heads, but it is unknown which are its own. "
+            "Pass register(..., mesh=)"
         )
     group = held.heads // held.kv_heads
     return sinks[first * group : first * group + held.heads]
@@ -104,7 +102,7 @@ def _first(module: Any, held: HeldHeads, mesh: Any) -> int | None:
     if held.kv_heads * size != held.kv_total:
         raise ValueError(
             f"{_part_of_heads(module, held)}, and mesh={mesh} has {size} ranks: each holds as many of the {held.kv_total} "
-            f"key/value heads, {held.kv_total} / {size}; give the mesh that the heads are shared out over"
+            f"key/value heads, {held.kv_total} / {size}; give the mesh over which the heads are divided"
         )
     return rank * held.kv_heads
 

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dilkit.compiler import not_compiled
+from dilkit.integrations.transformers.mask_intervals import mask_made_for, of_function
 from dilkit.integrations.transformers.patterns import (
     CHUNKED,
     DENSE,
@@ -48,7 +50,15 @@ WITHOUT_EFFECT = ("allow_is_causal_skip", "allow_is_bidirectional_skip", "dtype"
 """Options that transformers asks for a mask with, and that do not change which keys are tokens."""
 
 
-def tokens_seen(
+def tokens_seen(given: Patterns | None, *args: Any, **options: Any) -> TokenMask:
+    """Make the mask of a call, as `_tokens_seen`, compiled wholly or not at all: functions of a mask are hidden in graphs.
+
+    Where torch.compile gives a frame up, as after an error in it, it would still compile those that the frame calls.
+    """
+    return (_tokens_seen if torch.compiler.is_compiling() else _not_compiled)(given, *args, **options)
+
+
+def _tokens_seen(
     given: Patterns | None,
     batch_size: int,
     q_length: int,
@@ -65,21 +75,35 @@ def tokens_seen(
     """Make the mask of a call, whose rows are the last `q_length` tokens: which keys seen so far are tokens, and what is packed.
 
     `kv_offset` keys that a cache with a window has dropped are left out. One row against a cache of fixed size gets tokens
-    `(batch, kv_length)`, so that shapes stay. Raises ValueError for a mask that is no padding, and for a pattern that sees
-    dropped keys.
+    `(batch, kv_length)`, so that shapes stay. Parts of the mask that no pattern has make it one of pairs. Raises ValueError for
+    one beside a pattern, and for a pattern that sees dropped keys.
     """
     if isinstance(attention_mask, TokenMask):
         return attention_mask
+    if torch.compiler.is_compiling() and q_length > 1 and isinstance(q_offset, Tensor):  # here: a graph that breaks begins anew
+        raise ValueError(
+            f"{q_length} rows against a cache of fixed size, compiled: their place is unknown; "
+            "leave the prompt out of torch.compile, as `generate` does"
+        )
     _check_shape(attention_mask, kv_length)
-    _check(mask_function, use_vmap, config, options)
-    causal = _is_causal(mask_function, config, options)
     stated = stated_patterns(given, config)
+    make, part = None, _of_pairs(mask_function, use_vmap, config, options, stated)
+    if not torch.compiler.is_compiling():
+        offset = q_offset.clone() if isinstance(q_offset, Tensor) else q_offset  # a cache of fixed size adds to its own
+        asked: dict[str, Any] = dict(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=offset)
+        asked |= dict(kv_offset=kv_offset, mask_function=mask_function, attention_mask=attention_mask)
+        asked |= dict(use_vmap=use_vmap, device=device or "cpu")
+        make = partial(mask_made_for, **asked, config=config, **options)
+    if part is not None:
+        pairs = of_function(part, **asked)
+        return TokenMask(False, q_length, kv_length, intervals=pairs, make=make)
+    causal = _is_causal(mask_function, config, options)
     shows = None if stated or mask_function is None or torch.compiler.is_compiling() else _shown(mask_function)
-    mask = partial(TokenMask, causal, q_length, kv_length, shows=None if shows is None else shows.to_json())
+    mask = partial(TokenMask, causal, q_length, kv_length, shows=None if shows is None else shows.to_json(), make=make)
     if causal is False and q_length != kv_length:  # the keys are of another sequence
         return mask(_tokens(batch_size, kv_length, kv_length, attention_mask, device))
-    if torch.compiler.is_compiling() and causal and q_length == kv_length > 1 and _is_composed(mask_function):
-        before = torch.arange(q_length - 1, device=device)
+    if torch.compiler.is_compiling() and causal and q_length > 1 and _is_composed(mask_function):
+        before = torch.arange(q_length - 1, device=device) + q_offset
         ahead = _sees(mask_function, batch_size, before, before + 1)
         torch._assert_async(~ahead.any(), "the model's mask lets tokens see later ones, which dilated attention does not compute")
     if kv_offset:
@@ -89,14 +113,26 @@ def tokens_seen(
         q_offset = q_offset - kv_offset
         if attention_mask is not None:
             attention_mask = attention_mask[:, kv_offset:]
+    return _of_places(mask, mask_function, batch_size, q_length, kv_length, q_offset, attention_mask, device)
+
+
+_not_compiled = not_compiled(_tokens_seen)
+
+
+def _of_places(
+    mask: Callable[..., TokenMask],
+    mask_function: Callable[..., Any] | None,
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor,
+    attention_mask: Tensor | None,
+    device: torch.device | None,
+) -> TokenMask:
+    """Make the mask by the places of its rows: one row of a cache, tokens beside padding, or packed sequences."""
     if q_length == 1 and (isinstance(q_offset, Tensor) or q_offset + 1 < kv_length):
         return mask(_one_row(batch_size, kv_length, q_offset, attention_mask, device))
     if isinstance(q_offset, Tensor):
-        if torch.compiler.is_compiling():
-            raise ValueError(
-                f"{q_length} rows against a cache of fixed size, compiled: their place is not known; "
-                "leave the prompt out of torch.compile, as `generate` does"
-            )
         q_offset = int(q_offset)
     tokens = _tokens(batch_size, q_offset + q_length, kv_length, attention_mask, device)
     if tokens is not None:
@@ -133,27 +169,36 @@ def _check_shape(attention_mask: Tensor | None, keys: int) -> None:
     if attention_mask is not None and attention_mask.ndim != 2:
         raise ValueError(
             f"attention_mask has shape {tuple(attention_mask.shape)}; (batch, {keys}), which of the keys are tokens, is needed: "
-            "what sees what is for the pattern to say"
+            "the pattern defines which keys a query sees"
         )
 
 
-def _check(mask_function: Callable[..., Any] | None, use_vmap: bool, config: Any, options: dict[str, Any]) -> None:
+def _of_pairs(
+    mask_function: Callable[..., Any] | None, use_vmap: bool, config: Any, options: dict[str, Any], stated: Patterns | None
+) -> str | None:
+    """Return the name of a part of the mask that no pattern has. Raises ValueError where it cannot be asked."""
     if unknown := sorted(name for name, x in options.items() if name not in WITHOUT_EFFECT and x is not None):
         raise ValueError(
             f"transformers asks for a mask with {', '.join(unknown)}, which dilkit does not know; use another "
             "attn_implementation, or an earlier version of transformers"
         )
-    compiled = torch.compiler.is_compiling()  # which hides the functions: the configuration decides
-    names = set() if compiled or mask_function is None else {name for name, _ in _parts(mask_function)}
+    if torch.compiler.is_compiling():  # which hides the functions: the configuration decides
+        if use_vmap or getattr(config, "attention_chunk_size", None):
+            name = "chunked_overlay" if not use_vmap else "of a function of its own (or_mask_function, and_mask_function)"
+            raise ValueError(
+                f"the model asks for the mask {name}, which dilated attention does not compute under torch.compile; use another "
+                "attn_implementation"
+            )
+        return None
+    names = set() if mask_function is None else {name for name, _ in _parts(mask_function)}
     added = "or_masks" in names and not names & OF_ENCODERS
-    if use_vmap and (compiled or added or not names <= COMPUTED):
-        raise ValueError("a mask function of the model's own (or_mask_function, and_mask_function): dilkit has patterns instead")
-    others = {"chunked_overlay"} if compiled and getattr(config, "attention_chunk_size", None) else names - COMPUTED
-    if others or added:
+    part = min(names - COMPUTED, default="or_masks" if added else None)
+    if part is not None and stated is not None and (stated != DENSE or not names.isdisjoint(OVERLAYS)):
         raise ValueError(
-            f"the model asks for the mask {min(others, default='or_masks')}, which dilated attention does not compute; use "
-            "another attn_implementation, or a configuration without it (blocks of tokens that see each other)"
+            f"the model asks for the mask {part}, which says what each row sees, and so does {stated}; give no pattern, or use "
+            "another attn_implementation"
         )
+    return part
 
 
 def _check_kept(stated: Patterns | None, config: Any, before: int, left_out: int) -> None:
@@ -161,7 +206,7 @@ def _check_kept(stated: Patterns | None, config: Any, before: int, left_out: int
     patterns = (stated,) if isinstance(stated, Pattern) else stated or ()
     for layer, pattern in enumerate(patterns):
         windowed = isinstance(stated, Pattern) or not types or types[layer] in (WINDOWED, CHUNKED)
-        if windowed and not is_of_windows(pattern, before):
+        if windowed and pattern is not None and not is_of_windows(pattern, before):
             raise ValueError(
                 f"the cache keeps the last {before} tokens of layers with a window, and has left out {left_out}, but the pattern "
                 f"is {pattern}; give one that keeps all (past_key_values=DynamicCache()), or windows of up to {before + 1} tokens"

@@ -10,7 +10,7 @@ from dilkit.compiler import assume_constant_result
 from dilkit.pattern import Pattern, SlidingWindow
 from dilkit.pattern.calls import pattern_of_text
 
-Patterns = Pattern | tuple[Pattern, ...]
+Patterns = Pattern | tuple[Pattern | None, ...]
 DENSE = Pattern.dense()
 _KNOWN: dict[str, Patterns] = {}
 WINDOWED, FULL, CHUNKED = LAYER_TYPES = "sliding_attention", "full_attention", "chunked_attention"
@@ -30,9 +30,11 @@ def checked(pattern: object) -> Patterns:
     return tuple(pattern_of_text(x) if isinstance(x, str) else x for x in pattern)
 
 
-def to_config(pattern: Patterns) -> Any:
+def to_config(pattern: Patterns | None) -> Any:
     if isinstance(pattern, tuple):
         return [to_config(one) for one in pattern]
+    if pattern is None:
+        return None  # of a layer that keeps its own attention
     return json.loads(pattern.to_json())
 
 
@@ -51,7 +53,12 @@ def pattern_of_layer(stated: Patterns | None, module: Any) -> Pattern:
             f"there are {len(stated)} patterns, one a layer, but this layer has the number {layer}; "
             "give as many as the model has layers, or one for all of them"
         )
-    return stated[layer]
+    if (pattern := stated[layer]) is None:
+        raise ValueError(
+            f"config.dilkit has no pattern for layer {layer}, {type(module).__name__}, which kept its own attention when its "
+            "model was converted; a model that is loaded has to be converted again"
+        )
+    return pattern
 
 
 def stated_patterns(given: Patterns | None, config: Any) -> Patterns | None:
@@ -63,6 +70,8 @@ def stated_patterns(given: Patterns | None, config: Any) -> Patterns | None:
 def own_pattern(module: Any) -> Pattern:
     """Return a layer's own pattern by its configuration: a window, on both sides of a token in encoders, chunks, or all."""
     config, kind = module.config, kind_of(module)
+    if (radius := getattr(module, "local_radius", None)) is not None:  # of LongT5's encoder
+        return known_pattern(WINDOWED, radius + 1)
     if kind == CHUNKED:
         return known_pattern(CHUNKED, config.attention_chunk_size)
     if kind != WINDOWED:
@@ -115,7 +124,7 @@ def _known_as(stated: Any) -> str:
     """Return the key of the patterns of `config.dilkit` in `_KNOWN`. torch.compile can keep a text, but not a pattern."""
     if isinstance(stated, Pattern):
         raise TypeError(
-            "config.dilkit is a Pattern, which a configuration cannot be saved with; json.loads(pattern.to_json()) is needed"
+            "config.dilkit is a Pattern, which cannot be saved in a configuration; json.loads(pattern.to_json()) is needed"
         )
     key = json.dumps(stated)
     if key not in _KNOWN:
@@ -123,5 +132,5 @@ def _known_as(stated: Any) -> str:
     return key
 
 
-def _from_json(value: Any) -> Pattern:
-    return Pattern.from_json(value if isinstance(value, str) else json.dumps(value))
+def _from_json(value: Any) -> Any:
+    return None if value is None else Pattern.from_json(value if isinstance(value, str) else json.dumps(value))

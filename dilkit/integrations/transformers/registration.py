@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dilkit.checks import check_type
+from dilkit.compiler import assume_constant_result
 from dilkit.integrations.newer import check_class
 from dilkit.integrations.transformers.across import watch_layers
 from dilkit.integrations.transformers.attention import attend
 from dilkit.integrations.transformers.biases.alibi import watch_alibi
+from dilkit.integrations.transformers.biases.local import watch_local
 from dilkit.integrations.transformers.biases.tables import watch_tables
 from dilkit.integrations.transformers.checks import TAKEN, source_of
 from dilkit.integrations.transformers.heads import check_mesh
@@ -42,8 +44,8 @@ def register(pattern: Pattern | str | Sequence[Pattern | str] | None = None, nam
     Padding is left out of the sequences, packed batches (`position_ids`, `cu_seq_lens_q`) are cut, and each sequence gets what it
     would get alone, also from a `DynamicCache` or `StaticCache`. Attention sinks (`s_aux`), capped scores and T5's position bias
     take part. Layers whose keys are of another sequence see all of its tokens, whatever the pattern. Refused, with the reason:
-    other position biases, masks other than padding, and, when a model is made or loaded, one that does not look its attention up
-    by name. For this the `forward` of layers that may attend to another sequence is wrapped, and
+    other position biases, masks of more than four runs of keys a row, and, when a model is made or loaded, one that does not
+    look its attention up by name. For this the `forward` of layers that may attend to another sequence is wrapped, and
     `PreTrainedModel.get_correct_attn_implementation` is wrapped; so are `ContinuousBatchingManager.switch_to_cb_friendly_attn`
     and `PagedAttentionCache.update`, so that `generate_batch` takes these models as they are.
 
@@ -78,6 +80,7 @@ def register(pattern: Pattern | str | Sequence[Pattern | str] | None = None, nam
     _watch_managers()
 
 
+@assume_constant_result
 def is_registered(name: object) -> bool:
     return getattr(_function(name), "func", None) is attend
 
@@ -200,7 +203,8 @@ def watch_models(base: Any, is_ours: Callable[[object], bool]) -> None:
             if not watch_alibi(type(model), is_ours):
                 _check_looked_up(type(model), requested_attention)
             watch_layers(type(model))
-            watch_tables(type(model))
+            watch_tables(type(model), is_ours)
+            watch_local(type(model), is_ours)
             check_proven(type(model))
             if getattr(model.config, "dilkit", None) is not None:
                 setattr(model.config, SAVED_AS, requested_attention)

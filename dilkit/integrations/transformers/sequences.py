@@ -13,7 +13,7 @@ Under `torch.compile` no shape may depend on the numbers in a tensor: there all 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, NoReturn
@@ -89,6 +89,9 @@ class TokenMask:
     - `causal`: whether a row sees none after it; None where `torch.compile` hides it: the layer says it then.
     - `tokens`: bool `(batch, seen)`, True for tokens, of the keys seen so far; None means that all keys are.
     - `packing`: the sequences that the rows are of; None where each element of the batch is one.
+    - `intervals`: the keys that each row sees, as `intervals=` of `dilkit.dilated_attention` but for the number of rows, and all
+      there is to the mask; None where positions, tokens and a pattern say it.
+    - `make`: makes the mask of another attention, by its name, for layers that keep it; None under `torch.compile`.
     - `shows`: the pattern that transformers' own mask has, as text, since FSDP2 looks into dataclasses; None where it is not
       known, as under `torch.compile`.
 
@@ -100,7 +103,9 @@ class TokenMask:
     keys: int
     tokens: Tensor | None = None
     packing: Packing | None = None
+    intervals: Tensor | None = None
     shows: str | None = None
+    make: Callable[[str], Tensor | None] | None = None
 
     ndim: ClassVar[int] = 0  # transformers reads it of a mask that it gets back, and converts those of 2
 
@@ -108,9 +113,8 @@ class TokenMask:
         """Move the mask to another device, for models on several. A dtype, which MPT asks for, changes nothing."""
         if isinstance(device, torch.dtype):
             return self
-        tokens = None if self.tokens is None else self.tokens.to(device, **options)
-        packing = None if self.packing is None else self.packing.to(device, **options)
-        return replace(self, tokens=tokens, packing=packing)
+        parts: Any = {name: getattr(self, name) for name in ("tokens", "packing", "intervals")}
+        return replace(self, **{name: part.to(device, **options) for name, part in parts.items() if part is not None})
 
     def has_gaps(self, harmless: int) -> bool:
         """True if padding lies between tokens, in more than `harmless` places. `torch.compile` refuses such padding."""
@@ -153,6 +157,8 @@ def gaps(tokens: Tensor) -> Tensor:
     return (begins > 1).any()
 
 
+ACROSS = "dilkit_across"
+"""The argument by which a wrapped layer says whether its keys are of another sequence."""
 KEPT_BY = "dilkit_layer"
 """The attribute of the keys of new tokens that is the `DilatedLayer` which keeps what there was before."""
 

@@ -16,6 +16,7 @@ from dilkit.pattern import Pattern
 KEPT_AS = "dilkit_ranks"
 BY_POSITIONS = "dilkit_by_positions"
 """The argument of a model's call by which its layers know that positions begin anew or not at 0: `WholeBatch.by_positions`."""
+BY_ROWS = ("position_ids", "cu_seq_lens_q")
 STEP = "rows of a model under context_parallel"
 UNKNOWN = -1
 WAY_OUT = "give the model what ContextParallel.shard(batch) returns, on every rank"
@@ -51,7 +52,7 @@ class LayerRanks:
         cu_seqlens = options.get("cu_seq_lens_q")
         call |= dict(schedule=self.schedule or ("balanced" if pattern == DENSE else "auto"), keep=self.keep)
         if torch.compiler.is_compiling():
-            _check_own_rows(query, key, mask)
+            _check_own_rows(query, key, mask, options)
             if BY_POSITIONS in options and cu_seqlens is not None:
                 raise ValueError(
                     "position_ids that begin anew are not looked at by torch.compile; give cu_seq_lens_q and cu_seq_lens_k"
@@ -94,7 +95,7 @@ class LayerRanks:
                 raise ValueError(ONE_SEQUENCE)
 
 
-def _check_own_rows(query: Tensor, key: Tensor, mask: TokenMask | None) -> None:
+def _check_own_rows(query: Tensor, key: Tensor, mask: TokenMask | None, options: dict[str, Any]) -> None:
     if mask is not None and mask.tokens is not None:
         raise ValueError(
             f"attention_mask has padding, or may have under torch.compile; it is left out before a sequence is cut: {WAY_OUT}"
@@ -104,10 +105,15 @@ def _check_own_rows(query: Tensor, key: Tensor, mask: TokenMask | None) -> None:
             f"{query.shape[1]} rows and {key.shape[1]} keys, as with a cache: over ranks a model is trained, or run on whole "
             "sequences; generate with a model that context_parallel was not called on"
         )
+    if options.get("position_bias") is not None and all(options.get(name) is None for name in BY_ROWS):
+        raise ValueError(
+            f"a layer with a position bias gets neither {' nor '.join(BY_ROWS)}, by which the places of its rows are known: "
+            f"{WAY_OUT}. A model that does not hand them to its layers, such as LongT5, is not computed over ranks"
+        )
 
 
 def _facts(query: Tensor, key: Tensor, mask: TokenMask | None, options: dict[str, Any]) -> dict[str, Any]:
-    _check_own_rows(query, key, mask)
+    _check_own_rows(query, key, mask, options)
     rows, cu_seqlens, positions = query.shape[1], options.get("cu_seq_lens_q"), options.get("position_ids")
     facts = dict(rows=rows, total=UNKNOWN, first=UNKNOWN, last=UNKNOWN, cut=BY_POSITIONS in options and is_cut(mask))
     if cu_seqlens is not None:

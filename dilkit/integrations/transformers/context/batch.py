@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dilkit.integrations.transformers.biases.tables import has_table
 from dilkit.integrations.transformers.checks import arguments_of, source_of
 from dilkit.integrations.transformers.sequences import gaps, of_positions, packing_given
 
@@ -40,7 +41,7 @@ class Positions:
         """Return the positions of a model, by its embeddings. Raises ValueError for a model that takes none."""
         parts = list(model.modules())
         kinds: set[Any] = {type(part) for part in parts if hasattr(part, "config")}
-        if not any("position_ids" in arguments_of(kind) for kind in kinds):
+        if not any("position_ids" in arguments_of(kind) or has_table(kind) for kind in kinds):
             raise ValueError(f"{type(model).__name__} takes no position_ids: it would count positions from a rank's first row on")
         counting = next((part for part in parts if hasattr(part, "create_position_ids_from_inputs_embeds")), None)
         if getattr(counting, "position_embedding_type", None) == "rotary":  # of ESM, which counts rows
@@ -55,8 +56,8 @@ class Positions:
             counted = ids != self.padding
             if not bool((counted if tokens is None else counted | ~tokens).all()):
                 raise ValueError(
-                    f"input_ids has {self.padding}, pad_token_id, which the model gives no position of its own, where "
-                    "attention_mask does not leave it out; give position_ids, or another token"
+                    f"input_ids has {self.padding}, pad_token_id, which has no position in the model, and attention_mask "
+                    "shows it as a token; give position_ids, or another token"
                 )
             return counted.cumsum(1) + self.padding
         if self.by_mask and tokens is not None:
@@ -132,8 +133,8 @@ def whole_batch(batch: Mapping[str, Any], positions: Positions = OF_ROWS, window
     if tokens is not None and padded:
         if window is not None and shape[1] > window and bool(gaps(tokens)):
             raise ValueError(
-                f"attention_mask has padding between tokens, but a window of {window} counts padding, and dilkit "
-                "leaves it out; put padding before or after the tokens"
+                "attention_mask has padding between tokens, which windows and position biases of the model count, and dilkit "
+                "leaves out; put padding before or after the tokens"
             )
         lengths = tokens.sum(1)
         cu_seqlens = F.pad(lengths[lengths > 0].cumsum(0), (1, 0)).int()

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from dilkit.integrations.ranks import digest, over_ranks
+from dilkit.integrations.transformers.biases.tables import has_table
 from dilkit.integrations.transformers.checks import source_of
 from dilkit.integrations.transformers.context.attention import BY_POSITIONS, KEPT_AS, LayerRanks
 from dilkit.integrations.transformers.context.batch import OF_ROWS, Positions, WholeBatch, whole_batch
 from dilkit.integrations.transformers.conversion import attention_layers, convert
+from dilkit.integrations.transformers.kept_layers import KEEPS
 from dilkit.integrations.transformers.patterns import FULL, WINDOWED, has_windows, pattern_of
 from dilkit.integrations.transformers.registration import is_registered, patterns_registered
 from dilkit.pattern import Pattern
@@ -31,7 +33,7 @@ class ContextParallel:
     - `averages`: whether gradients are averaged over all of them after the backward pass, as FSDP2 and DDP do, or summed.
     - `pattern`: where sequences are best cut, if all layers have the same.
     - `positions`: those that the model gives tokens that come without.
-    - `window`: the narrowest window of a layer, which counts padding between tokens: it is refused then.
+    - `window`: the narrowest window of a layer, which counts padding between tokens: it is refused then. 1 beside T5's bias.
 
         >>> import torch
         >>> from dilkit.comm import run_threads
@@ -185,13 +187,15 @@ def context_parallel(
     layers = attention_layers(model)
     if mesh is None:
         raise TypeError("mesh=None; a DeviceMesh of one dimension, such as mesh['cp'], a process group or a Comm is needed")
-    _check_model(model)
+    _check_model(model, layers)
     positions = Positions.of_model(model)
     comm, others = (None if group is None else over_ranks().transport(group) for group in (mesh, replicas))
     if pattern is not None or not is_registered(model.config._attn_implementation):
         text = model.config.get_text_config()
         has_pattern = getattr(text, "dilkit", None) is not None or has_windows(text)
         convert(model, Pattern.dense() if pattern is None and not has_pattern else pattern)
+    if own := next((path for path, layer in layers.items() if hasattr(layer, KEEPS)), None):
+        raise ValueError(f"{own} keeps its own attention, as convert says, and would see the rows of one rank alone")
     registered = patterns_registered(model.config._attn_implementation)
     layers = {path: layer for path, layer in layers.items() if is_registered(layer.config._attn_implementation)}
     patterns = {pattern_of(registered, layer) for layer in layers.values()}
@@ -199,17 +203,20 @@ def context_parallel(
     for layer in layers.values():
         setattr(layer, KEPT_AS, LayerRanks(over_ranks(), comm, schedule, keep, layer is first[id(layer.config)]))
     by_distance = (branch for pattern in patterns for branch in pattern.branches if branch.goes_by_distance)
-    window = min((getattr(branch, "reach", 0) + 1 for branch in by_distance), default=None)
+    widths = [getattr(branch, "reach", 0) + 1 for branch in by_distance] + [1] * any(map(has_table, layers.values()))
+    window = min(widths, default=None)
     return ContextParallel(comm, others, averages, patterns.pop() if len(patterns) == 1 else None, positions, window)
 
 
-def _check_model(model: Any) -> None:
+def _check_model(model: Any, layers: Mapping[str, Any]) -> None:
     name, config = type(model).__name__, model.config
-    if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
+    has_two = getattr(config, "is_encoder_decoder", False) and any(getattr(x, "is_decoder", True) for x in layers.values())
+    if has_two or getattr(config, "add_cross_attention", False):
         raise ValueError(f"{name} has cross-attention, of two sequences; over ranks one sequence is cut")
     if types := set(getattr(config, "layer_types", None) or ()) - {FULL, WINDOWED}:
         raise ValueError(f"{name} has layers of {', '.join(sorted(types))}, which mix rows and would see those of one rank alone")
-    mixing = next((path for path, x in model.named_modules() if isinstance(x, (nn.Conv1d, nn.RNNBase))), None)
+    mixes = ((path, isinstance(x, (nn.Conv1d, nn.RNNBase)) or hasattr(x, "expert_capacity")) for path, x in model.named_modules())
+    mixing = next((path for path, mixed in mixes if mixed), None)
     if mixing is not None or getattr(model, "_is_stateful", False):
         raise ValueError(f"{name} has {mixing or 'recurrent layers'}, which mixes rows and would see those of one rank alone")
     forward = type(model).forward

@@ -28,7 +28,7 @@ def main(name: str) -> int:
         kind = getattr(importlib.import_module(module), kind_name)
         compared = compare(first_that_runs(kind, kind.config_class))
     if not compared.layers:
-        raise ValueError("none of its layers asks for attention by its name")
+        raise ValueError("none of its layers looks its attention up by name")
     right = [] if compared.wrong else sorted(map(full_name, classes_with(compared.model, compared.layers)))
     print(json.dumps(dict(wrong="; ".join(compared.wrong), doubt="; ".join(compared.refused), right=right)))
     return 0

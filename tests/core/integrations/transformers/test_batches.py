@@ -1,7 +1,5 @@
 """A sequence gets in a batch what it gets alone: padded, packed or from caches. Windows are those of eager attention."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import product
 from typing import Any
@@ -17,6 +15,8 @@ from helpers.language_models import (
     WINDOW,
     WINDOWED,
     alone,
+    deepseek,
+    deepseek_v2,
     llama,
     packed,
     padded,
@@ -31,7 +31,9 @@ from dilkit import GlobalTokens, Pattern, SlidingWindow
 from dilkit.comm import run_threads
 
 package = transformers()
-from dilkit.integrations.transformers import context_parallel, convert, register  # noqa: E402
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask  # noqa: E402
+
+from dilkit.integrations.transformers import context_parallel, convert, dilated_cache, register  # noqa: E402
 from dilkit.integrations.transformers.checks import check_own  # noqa: E402
 from dilkit.integrations.transformers.sequences import TokenMask  # noqa: E402
 
@@ -44,12 +46,12 @@ SIDES = [row for row in product(EVERY, ["left", "right", "between"]) if "windows
 
 
 @pytest.fixture(autouse=True)
-def registered() -> None:
+def registered():
     register(None)
 
 
 @pytest.fixture(params=EVERY)
-def any_model(request: pytest.FixtureRequest) -> Any:
+def any_model(request):
     if "windows" not in request.param:
         register(PATTERN)
     with torch.no_grad():
@@ -57,7 +59,7 @@ def any_model(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.mark.parametrize(("any_model", "side"), SIDES, indirect=["any_model"])
-def test_a_padded_sequence_gets_what_it_gets_alone(any_model: Any, side: str) -> None:
+def test_a_padded_sequence_gets_what_it_gets_alone(any_model, side):
     batch = padded(sequences(), side)
     tokens = batch["attention_mask"].bool()
     parts = [ids[own] for ids, own in zip(batch["input_ids"], tokens, strict=True)]
@@ -66,7 +68,7 @@ def test_a_padded_sequence_gets_what_it_gets_alone(any_model: Any, side: str) ->
 
 
 @pytest.mark.parametrize("any_model", [x for x in EVERY if "bert" not in x and "gpt_oss" not in x], indirect=True)
-def test_packed_by_positions_in_a_batch_of_two(any_model: Any) -> None:
+def test_packed_by_positions_in_a_batch_of_two(any_model):
     parts = sequences((7, 16, 11, 5, 7))
     first, second = packed(parts[:2]), packed(parts[2:])
     out = result(any_model, **{name: torch.cat((first[name], second[name])) for name in first}, use_cache=False)
@@ -82,7 +84,7 @@ ONE_SEQUENCE = {
 
 @pytest.mark.parametrize("case", ONE_SEQUENCE)
 @pytest.mark.parametrize("jumps", [False, True], ids=["begin anew", "jump"])
-def test_positions_cut_a_row_where_transformers_cuts_it(case: str, jumps: bool) -> None:
+def test_positions_cut_a_row_where_transformers_cuts_it(case, jumps):
     register(Pattern.dense(), "dilkit_dense")
     name, options = ONE_SEQUENCE[case]
     batch = packed(sequences()) | options
@@ -95,8 +97,47 @@ def test_positions_cut_a_row_where_transformers_cuts_it(case: str, jumps: bool) 
     assert_close(found, wanted, **CLOSE)
 
 
+PAIRS = torch.ones(2, 1, 16, 16).tril().bool()
+PAIRS[0, :, 9:, 3:5], PAIRS[1, :, 6:, 2], PAIRS[1, :, 9, 5] = False, False, False
+LOWEST = [-1e9, torch.finfo(torch.float32).min, -torch.inf]
+BLOCKS = torch.tensor([[-1] * 2 + [0] * 5 + [-1] * 2 + [1] * 7, [0] * 9 + [-1] * 7])
+
+
+def masks_of(config) -> dict[Any, Any]:
+    """Return masks of 16 rows, of their last five, and of the model with blocks that see each other, beside a window too."""
+    made = dict(block_sequence_ids=BLOCKS, attention_mask=torch.ones(2, 16).bool(), past_key_values=None, position_ids=None)
+    made |= dict(config=config, inputs_embeds=torch.zeros(2, 16, 32))
+    made["attention_mask"][0, :3] = False
+    kinds = dict(full_attention=create_causal_mask(**made), sliding_attention=create_sliding_window_causal_mask(**made))
+    floats = {lowest: torch.zeros(PAIRS.shape).masked_fill(~PAIRS, lowest) for lowest in LOWEST}
+    heads = PAIRS & (torch.arange(16) != torch.arange(1, 5)[:, None, None]) | torch.eye(16).bool()
+    return floats | dict(bools=PAIRS, one=PAIRS[:1], heads=heads, row=PAIRS[:, :, -1:], last=PAIRS[:, :, -5:], blocks=kinds)
+
+
+@pytest.mark.parametrize("kind", ["bools", *LOWEST, "one", "heads", "row", "last", "blocks"])
+def test_masks_of_pairs(kind):
+    """Logits, weights and gradients are those of eager attention, also of the last rows after a cache."""
+    outcomes = []
+    for attention in ("eager", "dilkit"):
+        model = WINDOWED["gemma3"](attn_implementation=attention, sliding_window=4, attn_logit_softcapping=None)
+        mask = masks_of(model.config)[kind]
+        if attention == "eager" and kind != "blocks":  # which adds it
+            mask = torch.zeros(mask.shape).masked_fill(~mask, LOWEST[0]) if mask.dtype is torch.bool else mask
+        tokens, cache = torch.arange(3, 35).view(2, 16), package.DynamicCache()
+        if kind == "last":
+            model(tokens[:, :11], past_key_values=cache)
+            tokens = tokens[:, 11:]
+        out = model(tokens, attention_mask=mask, past_key_values=cache, output_attentions=True)
+        seen = slice(None) if kind != "blocks" else slice(3, None)  # rows of padding are not compared
+        out.logits[:, seen].square().sum().backward()
+        grads = [x.grad for x in model.parameters()]
+        outcomes.append([out.logits[:, seen], *(x[:, :, seen] for x in out.attentions), *grads])
+    for found, wanted in zip(*outcomes, strict=True):
+        assert_close(found, wanted, atol=1e-4, rtol=1e-3)
+
+
 @pytest.mark.slow
-def test_compiled_a_cache_keeps_a_row_whole() -> None:
+def test_compiled_a_cache_keeps_a_row_whole():
     register(Pattern.dense(), "dilkit_dense")
     batch = packed(sequences())
     with torch.no_grad():
@@ -106,7 +147,7 @@ def test_compiled_a_cache_keeps_a_row_whole() -> None:
             assert_close(found, result(eager, **batch, use_cache=cached), **CLOSE)
 
 
-def test_packed_by_cu_seqlens(any_model: Any) -> None:
+def test_packed_by_cu_seqlens(any_model):
     parts = sequences()
     ends = torch.tensor([0, *LENGTHS]).cumsum(0, dtype=torch.int32)
     where = dict(cu_seq_lens_q=ends, cu_seq_lens_k=ends, max_length_q=max(LENGTHS), max_length_k=max(LENGTHS))
@@ -114,7 +155,7 @@ def test_packed_by_cu_seqlens(any_model: Any) -> None:
     assert_close(out[0], torch.cat(alone(any_model, parts)), **CLOSE)
 
 
-def test_gradients_of_a_padded_batch_and_after_a_cached_prefix() -> None:
+def test_gradients_of_a_padded_batch_and_after_a_cached_prefix():
     register(PATTERN)
     model, parts, cache = llama(attn_implementation="dilkit"), sequences(), package.DynamicCache()
     batch, tokens = padded(parts, "left"), parts[2][None]
@@ -128,7 +169,7 @@ def test_gradients_of_a_padded_batch_and_after_a_cached_prefix() -> None:
     assert_close(found, gradients(result(model, input_ids=tokens)), atol=1e-4, rtol=1e-4)
 
 
-def test_the_configuration_names_patterns_by_layer(tmp_path: Any) -> None:
+def test_the_configuration_names_patterns_by_layer(tmp_path):
     register(None, "dilkit_by_config")
     patterns = [Pattern([8], [1]), PATTERN]
     stated = [{"segment_lengths": [8], "dilation_rates": [1]}, PATTERN.to_json()]
@@ -163,13 +204,13 @@ KINDS = {
 }
 
 
-def each_model(*axes: Any) -> list[Any]:
+def each_model(*axes) -> list[Any]:
     slow = [pytest.param(*row, marks=pytest.mark.slow) for row in product(OTHERS, *axes)]
     return [*every_pair(QUICK, *axes), *slow]
 
 
 @pytest.fixture(params=CAUSAL)
-def model(request: pytest.FixtureRequest) -> Any:
+def model(request):
     if "windows" not in request.param:
         register(PATTERN)
     return EVERY[request.param](attn_implementation="dilkit")
@@ -179,7 +220,7 @@ CHUNKS = ((7, 1, 1, 1, 1, 1, 1, 1, 1, 1), (1, 14, 1), (5, 6, 5))
 
 
 @pytest.mark.parametrize(("model", "kind", "chunks"), each_model(KINDS, CHUNKS), ids=str, indirect=["model"])
-def test_chunks_against_a_cache(model: Any, kind: str, chunks: tuple[int, ...]) -> None:
+def test_chunks_against_a_cache(model, kind, chunks):
     tokens = torch.stack(sequences((sum(chunks),)) * 2)
     cache, outs, start = KINDS[kind](model, 32), [], 0
     with torch.no_grad():
@@ -191,7 +232,7 @@ def test_chunks_against_a_cache(model: Any, kind: str, chunks: tuple[int, ...]) 
 
 
 @pytest.mark.parametrize(("model", "kind", "way"), each_model(KINDS, WAYS), indirect=["model"])
-def test_generation_from_a_left_padded_batch(model: Any, kind: str, way: str) -> None:
+def test_generation_from_a_left_padded_batch(model, kind, way):
     batch = padded(sequences(), "left")
     del batch["position_ids"]
     cache = KINDS[kind](model, max(LENGTHS) + STEPS)
@@ -207,13 +248,13 @@ def test_generation_from_a_left_padded_batch(model: Any, kind: str, way: str) ->
     return None
 
 
-def check_beams(model: Any, made: torch.Tensor) -> None:
+def check_beams(model, made: torch.Tensor):
     options = dict(max_new_tokens=STEPS, min_new_tokens=STEPS, pad_token_id=0, **WAYS["beams"])
     for row, part in zip(made, sequences(), strict=True):
         assert torch.equal(row[-STEPS:], model.generate(part[None], **options)[0, -STEPS:])
 
 
-def test_a_prompt_padded_on_the_right_goes_on(model: Any) -> None:
+def test_a_prompt_padded_on_the_right_goes_on(model):
     parts = sequences((5, 12))
     batch, cache = padded(parts, "right"), package.DynamicCache()
     new = torch.tensor([[7], [8]])
@@ -226,7 +267,7 @@ def test_a_prompt_padded_on_the_right_goes_on(model: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["of all tokens", "of fixed size"])
-def test_a_prompt_in_chunks_with_padding_on_the_left(model: Any, kind: str) -> None:
+def test_a_prompt_in_chunks_with_padding_on_the_left(model, kind):
     """A chunk may hold padding, and one sequence none of its tokens yet."""
     parts = sequences((3, 20))
     batch = padded(parts, "left")
@@ -240,7 +281,7 @@ def test_a_prompt_in_chunks_with_padding_on_the_left(model: Any, kind: str) -> N
             assert_close(found[-len(part) :], result(model, input_ids=part[None])[0], **CLOSE)
 
 
-def test_gpt_2_with_a_static_cache() -> None:
+def test_gpt_2_with_a_static_cache():
     """It flattens masks of fewer than four dimensions, also the one that `generate` has made."""
     sizes = dict(vocab_size=64, n_embd=32, n_layer=2, n_head=2, n_positions=64, bos_token_id=1, eos_token_id=2)
     model, batch = package.GPT2LMHeadModel(package.GPT2Config(**sizes)).eval(), padded(sequences(), "left")
@@ -250,10 +291,31 @@ def test_gpt_2_with_a_static_cache() -> None:
     assert torch.equal(static, dynamic)
 
 
+@pytest.mark.parametrize("make", [deepseek, deepseek_v2])
+def test_latent_attention_with_values_of_another_width_than_keys(make):
+    """Its cache keeps latents, of which the model makes keys and values anew."""
+    register(Pattern.dense(), "dilkit_dense")
+    models = [make(attn_implementation=name) for name in ("dilkit_dense", "eager")]
+    batch = padded(sequences(), "left")
+    del batch["position_ids"]
+    options = dict(max_new_tokens=STEPS, min_new_tokens=STEPS, do_sample=False)
+    assert torch.equal(*(model.generate(**batch, **options) for model in models))
+    logits = [result(model, **batch, use_cache=False)[batch["attention_mask"].bool()] for model in models]
+    assert_close(*logits, **CLOSE)
+    for x in logits:
+        x.square().sum().backward()
+    for mine, theirs in zip(*(model.parameters() for model in models), strict=True):
+        assert (mine.grad is None) == (theirs.grad is None)
+        if theirs.grad is not None:
+            assert_close(mine.grad, theirs.grad, **CLOSE)
+    with torch.no_grad(), pytest.raises(ValueError, match="as DeepSeek does its latents; give a DynamicCache"):
+        models[0].generate(**batch, **options, past_key_values=dilated_cache())
+
+
 TOKENS = sequences((30,))[0][None]
 
 
-def pair(name: str, **options: Any) -> tuple[Any, Any]:
+def pair(name: str, **options) -> tuple[Any, Any]:
     ours, eager = (WINDOWED[name](attn_implementation=kind, **options) for kind in ("dilkit", "eager"))
     return ours, eager
 
@@ -264,7 +326,7 @@ BETWEEN = dict(input_ids=TOKENS, attention_mask=HOLES)
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma3"])
-def test_a_window_counts_padding_between_tokens(name: str) -> None:
+def test_a_window_counts_padding_between_tokens(name):
     """Also one that is given; over ranks, where padding is left out, that is refused."""
     ours, eager = pair(name)
     options = dict(max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0)
@@ -276,14 +338,14 @@ def test_a_window_counts_padding_between_tokens(name: str) -> None:
             assert_close(result(ours, **BETWEEN)[:, HOLES[0].bool()], wanted, **CLOSE)
             assert torch.equal(*(model.generate(**BETWEEN, **options) for model in (ours, eager)))
             (ranks,) = run_threads(1, partial(context_parallel, ours))
-            with pytest.raises(ValueError, match=f"padding between tokens, but a window of {WINDOW} counts padding"):
+            with pytest.raises(ValueError, match="padding between tokens, which windows and position biases of the model count"):
                 ranks.shard(BETWEEN)
             short = {key: x[:, 1 : WINDOW + 1] for key, x in BETWEEN.items()}
             assert ranks.shard(short)["input_ids"].shape == (1, WINDOW - 2)
             ours = pair(name)[0]
 
 
-def test_a_model_of_windows_alone_generates() -> None:
+def test_a_model_of_windows_alone_generates():
     """Its mask without windows, which no layer takes, is of a cache that has left tokens out."""
     made = [
         model.generate(TOKENS, max_new_tokens=4, do_sample=False)
@@ -292,7 +354,7 @@ def test_a_model_of_windows_alone_generates() -> None:
     assert torch.equal(*made)
 
 
-def test_a_pattern_that_is_given_wins() -> None:
+def test_a_pattern_that_is_given_wins():
     register(Pattern.of(SlidingWindow(3)))
     options = dict(max_new_tokens=STEPS, min_new_tokens=STEPS, do_sample=False, pad_token_id=0)
     ours, _ = pair("mistral")
@@ -303,7 +365,7 @@ def test_a_pattern_that_is_given_wins() -> None:
 @pytest.mark.parametrize(
     "pattern", [PATTERN, Pattern.mistral(WINDOW + 1), Pattern.of(SlidingWindow(2), GlobalTokens(1))], ids=str
 )
-def test_a_pattern_that_sees_what_a_cache_has_left_out_is_refused(pattern: Pattern) -> None:
+def test_a_pattern_that_sees_what_a_cache_has_left_out_is_refused(pattern):
     register(pattern)
     ours, _ = pair("mistral")
     options = dict(max_new_tokens=3, min_new_tokens=3, do_sample=False, pad_token_id=0)
@@ -318,7 +380,7 @@ def test_a_pattern_that_sees_what_a_cache_has_left_out_is_refused(pattern: Patte
 
 
 @pytest.mark.parametrize("name", WINDOWED)
-def test_convert_without_a_pattern_computes_what_the_model_did(name: str) -> None:
+def test_convert_without_a_pattern_computes_what_the_model_did(name):
     model = WINDOWED[name](attn_implementation="eager")
     with torch.no_grad():
         wanted = result(model, input_ids=TOKENS)
@@ -331,7 +393,7 @@ def test_convert_without_a_pattern_computes_what_the_model_did(name: str) -> Non
 
 @pytest.mark.parametrize("side", ["left", "right", "between"])
 @pytest.mark.parametrize(("name", "window"), [("modernbert", WINDOW + 1), ("embedding_gemma", WINDOW // 2 + 1)])
-def test_windows_on_both_sides_of_a_token(name: str, window: int, side: str) -> None:
+def test_windows_on_both_sides_of_a_token(name, window, side):
     ours, eager = (TWO_SIDED[name](attn_implementation=kind) for kind in ("sdpa", "eager"))
     report, batch = convert(ours), padded(sequences(), side)
     assert {layer.pattern for layer in report.layers} == {Pattern.of(SlidingWindow(window)), Pattern.dense()}
@@ -343,7 +405,7 @@ def test_windows_on_both_sides_of_a_token(name: str, window: int, side: str) -> 
 
 
 @pytest.mark.parametrize("side", ["left", "right", "between"])
-def test_weights_that_are_asked_for(side: str) -> None:
+def test_weights_that_are_asked_for(side):
     """Those of eager attention; of a pattern that counts tokens alone, those of each sequence alone."""
     parts, batch = sequences(), padded(sequences(), side)
     tokens = batch["attention_mask"].bool()
@@ -360,7 +422,7 @@ def test_weights_that_are_asked_for(side: str) -> None:
             assert_close(weights.sum(2), own.float().expand(4, -1), **CLOSE)
 
 
-def test_windows_that_the_model_does_not_compute_are_refused() -> None:
+def test_windows_that_the_model_does_not_compute_are_refused():
     """A Llama takes any number into its configuration, and computes full attention all the same."""
     ours, eager = (llama(sliding_window=4, attn_implementation=name) for name in ("dilkit", "eager"))
     with torch.no_grad():
@@ -377,7 +439,7 @@ def test_windows_that_the_model_does_not_compute_are_refused() -> None:
         ({}, f"sliding_window={WINDOW} is in the configuration, but LlamaAttention passes none on"),
     ],
 )
-def test_windows_that_no_mask_shows_are_those_that_a_layer_hands_on(options: dict[str, int], words: str) -> None:
+def test_windows_that_no_mask_shows_are_those_that_a_layer_hands_on(options, words):
     """As under `torch.compile`, which hides them."""
     layer = llama().model.layers[0].self_attn
     with pytest.raises(ValueError, match=words):
@@ -386,20 +448,20 @@ def test_windows_that_no_mask_shows_are_those_that_a_layer_hands_on(options: dic
 
 
 @pytest.mark.slow
-def test_compiled_padding_that_a_window_counts_is_refused() -> None:
+def test_compiled_padding_that_a_window_counts_is_refused():
     model = torch.compile(pair("mistral")[0], backend="eager", fullgraph=True)
     with torch.no_grad(), pytest.raises(RuntimeError, match="padding between tokens, and distances of the layer count it"):
         result(model, **BETWEEN)
 
 
-def chunked(**options: Any) -> Any:
+def chunked(**options):
     sizes = dict(SIZES, num_key_value_heads=2, head_dim=8, intermediate_size_mlp=48, attention_chunk_size=WINDOW)
     sizes |= dict(layer_types=["chunked_attention", "full_attention"], num_local_experts=2, **options)
     torch.manual_seed(1)
     return package.Llama4ForCausalLM(package.Llama4TextConfig(**sizes)).eval()
 
 
-def test_chunks_begin_at_the_first_token_and_need_a_cache_of_all() -> None:
+def test_chunks_begin_at_the_first_token_and_need_a_cache_of_all():
     ours, eager = (chunked(attn_implementation=name) for name in ("dilkit", "eager"))
     options = dict(max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0)
     with torch.no_grad():

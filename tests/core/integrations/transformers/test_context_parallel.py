@@ -1,10 +1,7 @@
 """Sequences that are cut over ranks inside transformers' models: what one rank computes of the whole."""
 
-from __future__ import annotations
-
 import copy
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,7 +20,7 @@ from dilkit.integrations.transformers.context.batch import whole_batch  # noqa: 
 
 IGNORED = -100
 PAGE = (ROOT / "docs/transformers.md").read_text()
-MODELS: dict[str, Callable[[], Any]] = dict(llama=llama, qwen3=qwen3, **WINDOWED)
+MODELS = dict(llama=llama, qwen3=qwen3, **WINDOWED)
 
 
 def labelled(**batch: Tensor) -> dict[str, Tensor]:
@@ -48,19 +45,19 @@ BATCHES = {
 }
 
 
-def llama_of(pattern: Pattern) -> Any:
+def llama_of(pattern: Pattern):
     model = llama()
     convert(model, pattern, "dilkit_context")
     return model
 
 
-def of_one_rank(model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, float, dict[str, Tensor]]:
+def of_one_rank(model, batch: dict[str, Tensor]) -> tuple[Tensor, float, dict[str, Tensor]]:
     out = model(**batch, use_cache=False)
     out.loss.backward()
     return out.logits.detach(), out.loss.item(), {name: p.grad for name, p in model.named_parameters()}
 
 
-def over_ranks(size: int, model: Any, batch: dict[str, Tensor], **options: Any) -> list[Any]:
+def over_ranks(size: int, model, batch: dict[str, Tensor], **options) -> list[Any]:
     models = [copy.deepcopy(model) for _ in range(size)]
 
     def on_rank(comm):
@@ -80,7 +77,7 @@ def over_ranks(size: int, model: Any, batch: dict[str, Tensor], **options: Any) 
     "name",
     ["llama", "gemma2", "gpt_oss", *(pytest.param(x, marks=pytest.mark.slow) for x in ("mistral", "qwen2", "qwen3", "gemma3"))],
 )
-def test_every_model_computes_what_one_rank_computes(name: str, batch: str) -> None:
+def test_every_model_computes_what_one_rank_computes(name, batch):
     model, inputs = MODELS[name](), BATCHES[batch]
     convert(model, None if name in WINDOWED else PATTERN, "dilkit_context")
     logits, loss, gradients = of_one_rank(copy.deepcopy(model), inputs)
@@ -93,7 +90,7 @@ def test_every_model_computes_what_one_rank_computes(name: str, batch: str) -> N
 
 
 @pytest.mark.parametrize("lengths", [(9, 33, 4), (23, 23)], ids=["within a rank", "where a rank begins"])
-def test_positions_that_begin_anew_are_packed_sequences(lengths: tuple[int, ...]) -> None:
+def test_positions_that_begin_anew_are_packed_sequences(lengths):
     """Whose own mask shows it: that of a gpt-oss has no positions, and none is cut beside a cache."""
     batch = labelled(input_ids=BATCHES["packed"]["input_ids"], position_ids=torch.cat([torch.arange(n) for n in lengths])[None])
     logits, loss, _ = of_one_rank(llama_of(PATTERN), batch)
@@ -102,7 +99,7 @@ def test_positions_that_begin_anew_are_packed_sequences(lengths: tuple[int, ...]
         assert total == pytest.approx(loss, rel=1e-5)
 
 
-def test_positions_that_do_not_begin_at_0_are_warned_of() -> None:
+def test_positions_that_do_not_begin_at_0_are_warned_of():
     batch, model = BATCHES["two sequences"] | dict(position_ids=torch.arange(5, 35)[None]), llama_of(PATTERN)
     with pytest.warns(UserWarning, match="position_ids begin at 5"):
         logits, *_ = of_one_rank(copy.deepcopy(model), batch)
@@ -118,7 +115,7 @@ COUNTING = dict(
 
 
 @pytest.mark.parametrize("name", COUNTING)
-def test_positions_that_a_model_counts_are_those_of_the_whole_batch(name: str) -> None:
+def test_positions_that_a_model_counts_are_those_of_the_whole_batch(name):
     torch.manual_seed(1)
     model = getattr(package, f"{name}ForCausalLM")(getattr(package, f"{name}Config")(**SIZES | COUNTING[name])).eval()
     batch = padded(sequences((5, 30, 12)), "left")
@@ -132,7 +129,7 @@ def test_positions_that_a_model_counts_are_those_of_the_whole_batch(name: str) -
         assert total == pytest.approx(loss, rel=1e-5)
 
 
-def test_a_model_that_has_no_pattern_computes_what_it_computed() -> None:
+def test_a_model_that_has_no_pattern_computes_what_it_computed():
     for options in (dict(schedule=None), dict(schedule="ring"), dict(keep="nothing")):
         items = torch.tensor(77) if options.get("keep") else 77
         model, batch = llama(), dict(BATCHES["two sequences"], num_items_in_batch=items)
@@ -142,7 +139,7 @@ def test_a_model_that_has_no_pattern_computes_what_it_computed() -> None:
             assert total == pytest.approx(loss, rel=1e-5)
 
 
-def test_windows_of_the_part_for_text() -> None:
+def test_windows_of_the_part_for_text():
     sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4)
     text = dict(sizes, num_key_value_heads=2, head_dim=8, vocab_size=64, sliding_window=6, layer_types=["sliding_attention"])
     places = dict(mm_tokens_per_image=4, image_token_index=63, boi_token_index=61, eoi_token_index=62)
@@ -160,7 +157,35 @@ def test_windows_of_the_part_for_text() -> None:
         assert_close(theirs, model(**batch).last_hidden_state, atol=2e-5, rtol=2e-5)
 
 
-def test_the_loss_is_weighted_by_the_tokens_of_all_replicas_and_batches() -> None:
+@pytest.mark.parametrize("family", ["T5", "UMT5"])
+@pytest.mark.parametrize("side", ["", "left"])
+def test_a_position_bias_is_that_of_the_whole_sequence(family, side):
+    sizes = dict(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=64, dropout_rate=0.0)
+    torch.manual_seed(1)
+    config = getattr(package, f"{family}Config")(**sizes, relative_attention_num_buckets=8, relative_attention_max_distance=12)
+    whole = getattr(package, f"{family}EncoderModel")(config).eval()
+    convert(whole, PATTERN)
+    inputs = padded(sequences((5, 30, 12)), "left") if side else dict(input_ids=torch.stack(sequences((30, 30))))
+    inputs.pop("position_ids", None)
+    models = [copy.deepcopy(whole) for _ in range(3)]
+
+    def on_rank(comm):
+        ranks = context_parallel(models[comm.rank], comm, averages=False)
+        rows = models[comm.rank](**ranks.shard(inputs)).last_hidden_state
+        rows.square().sum().backward()
+        gradients = [p.grad for p in models[comm.rank].parameters()]
+        sum_over_ranks(gradients, comm)
+        return ranks.unshard(rows), gradients
+
+    rows = whole(**inputs).last_hidden_state[inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()]
+    rows.square().sum().backward()
+    for found, gradients in run_threads(3, on_rank):
+        assert_close(found.flatten(0, 1), rows.detach(), atol=2e-5, rtol=2e-5)
+        for ours, theirs in zip(gradients, whole.parameters(), strict=True):
+            assert_close(ours, theirs.grad, atol=2e-4, rtol=2e-4)
+
+
+def test_the_loss_is_weighted_by_the_tokens_of_all_replicas_and_batches():
     """Two replicas of one rank and two batches a step have different numbers of labels."""
     model, batches = llama(), list(BATCHES.values())
     steps = [[batches[0], batches[1]], [batches[2], batches[1]]]
@@ -178,7 +203,7 @@ def test_the_loss_is_weighted_by_the_tokens_of_all_replicas_and_batches() -> Non
     assert run_threads(2, on_rank) == pytest.approx([expected] * 2, rel=1e-5)
 
 
-def test_the_example_of_the_page_holds_on_two_threads() -> None:
+def test_the_example_of_the_page_holds_on_two_threads():
     example = next(iter(re.findall(r'^```python title="windows.py"\n(.*?)^```', PAGE, re.MULTILINE | re.DOTALL)))
     names = {"__name__": "windows"}
     exec(compile(example, "windows.py", "exec"), names)
@@ -190,12 +215,12 @@ def run_alone() -> Comm:
     return comm
 
 
-def of_ids(count: int = 46, **batch: Any) -> dict[str, Any]:
+def of_ids(count: int = 46, **batch) -> dict[str, Any]:
     return dict(input_ids=torch.ones(1, count), **batch)
 
 
 LEFT = torch.arange(46)[None] > 3
-WRONG: dict[str, tuple[Any, str]] = {
+WRONG = {
     "no mapping": (torch.ones(1, 8), r"batch is a Tensor; a mapping is needed, such as dict\(input_ids"),
     "an unknown tensor": (of_ids(pixel_values=torch.ones(1)), "batch has 'pixel_values'; what is cut along"),
     "nothing": ({}, "input_ids or inputs_embeds"),
@@ -215,7 +240,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_batch_that_cannot_be_cut_is_refused_on_all_ranks(name: str) -> None:
+def test_a_batch_that_cannot_be_cut_is_refused_on_all_ranks(name):
     batch, text = WRONG[name]
 
     def on_rank(comm):
@@ -225,18 +250,18 @@ def test_a_batch_that_cannot_be_cut_is_refused_on_all_ranks(name: str) -> None:
     run_threads(2, on_rank)
 
 
-def drop(model: Any, ranks: ContextParallel) -> None:
+def drop(model, ranks: ContextParallel):
     for layer in model.model.layers:
         layer.self_attn.attention_dropout = 0.1
     model.train()(**ranks.shard(BATCHES["packed"]))
 
 
-def generate(model: Any, ranks: ContextParallel) -> None:
+def generate(model, ranks: ContextParallel):
     tokens = dict(input_ids=torch.arange(3, 13)[None], position_ids=torch.arange(10)[None])
     model.generate(**ranks.shard(tokens), max_new_tokens=3, do_sample=False)
 
 
-def on_other_pattern(model: Any, ranks: ContextParallel) -> None:
+def on_other_pattern(model, ranks: ContextParallel):
     ranks = context_parallel(model, ranks.comm, pattern=Pattern([4 * (1 + ranks.comm.rank)], [1]))
     model(**ranks.shard(BATCHES["two sequences"]))
 
@@ -245,7 +270,7 @@ PACKED = {name: x for name, x in BATCHES["packed"].items() if not name.startswit
 TWO, PADDED = BATCHES["two sequences"], BATCHES["padding"]
 ONE_SEQUENCE = "begin anew or jump within a row, but transformers' mask takes the row for one sequence"
 LEFT_IN = r"attention_mask has padding.*ContextParallel\.shard"
-REFUSED: dict[str, tuple[Any, str]] = {
+REFUSED = {
     "not cut": (lambda model, ranks: model(TWO["input_ids"]), r"rank 1 has positions 0 to 29.*ContextParallel\.shard"),
     "padding": (lambda model, ranks: model(**PADDED), LEFT_IN),
     "padding, compiled": (lambda model, ranks: model(**PADDED), LEFT_IN),
@@ -266,7 +291,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused_is_refused_on_all_ranks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_refused_is_refused_on_all_ranks(name, monkeypatch):
     call, text = REFUSED[name]
     models = [(WINDOWED["gpt_oss"] if "gpt-oss" in name else llama)() for _ in range(2)]
 
@@ -280,19 +305,20 @@ def test_what_is_refused_is_refused_on_all_ranks(name: str, monkeypatch: pytest.
     run_threads(2, on_rank)
 
 
-NOT_BY_ROWS: dict[str, tuple[dict[str, Any], str]] = {
+NOT_BY_ROWS = {
     "LlamaForSequenceClassification": (dict(num_labels=2), r"it pools rows.*ForSequenceClassification"),
     "BertModel": ({}, "it pools rows.*add_pooling_layer=False"),
     "WhisperForCausalLM": (dict(decoder_attention_heads=4, decoder_layers=1), "it pools rows, or weights its loss by itself"),
     "Lfm2ForCausalLM": (dict(layer_types=["conv", "full_attention"]), "it has layers of conv, which mix rows"),
     "GptOssForCausalLM": (dict(output_router_logits=True, num_local_experts=2), "it adds a loss of its routers"),
     "BartModel": (dict(is_encoder_decoder=False, encoder_layers=1), "it takes no position_ids"),
+    "SwitchTransformersEncoderModel": (dict(num_sparse_encoder_layers=1), r"it has encoder\.\S+router, which mixes rows"),
     "LlamaForCausalLM": (dict(token_dropout=True), "it scales its embeddings by the mask tokens"),
 }
 
 
 @pytest.mark.parametrize("name", NOT_BY_ROWS)
-def test_models_that_mix_rows_beside_attention_are_refused(name: str) -> None:
+def test_models_that_mix_rows_beside_attention_are_refused(name):
     (options, text), kind = NOT_BY_ROWS[name], getattr(package, name)
     model = kind(kind.config_class(**SIZES | options))
     with pytest.raises(ValueError, match=text.replace("it", name, 1)):
@@ -301,7 +327,7 @@ def test_models_that_mix_rows_beside_attention_are_refused(name: str) -> None:
         context_parallel(llama(), None)
 
 
-def test_sequences_whose_length_chooses_rotary_frequencies_are_refused() -> None:
+def test_sequences_whose_length_chooses_rotary_frequencies_are_refused():
     """A rank with the first rows would choose those of short ones."""
     model = llama(rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, factor=2.0), max_position_embeddings=20)
     ranks, tokens = context_parallel(model, run_alone(), pattern=PATTERN), torch.ones(1, 21, dtype=torch.long)
@@ -310,7 +336,7 @@ def test_sequences_whose_length_chooses_rotary_frequencies_are_refused() -> None
         ranks.shard(dict(input_ids=tokens))
 
 
-def test_full_attention_is_balanced_and_windows_send_least(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_attention_is_balanced_and_windows_send_least(monkeypatch):
     model, schedules = MODELS["gemma3"](), []
 
     def attend(*inputs, schedule, keep, **options):

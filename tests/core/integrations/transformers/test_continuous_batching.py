@@ -1,7 +1,5 @@
 """`generate_batch`: what each prompt gets alone, from the pool of transformers' continuous batching."""
 
-from __future__ import annotations
-
 import inspect
 from functools import partial
 from types import SimpleNamespace
@@ -24,7 +22,7 @@ if "kwargs" not in inspect.signature(PagedAttentionCache.update).parameters:
 STEPS = 12
 MIXED = Pattern.of(DilatedSegment(16, 2), SlidingWindow(4), GlobalTokens([0, 11, 30]))
 ONCE = Pattern.of(SlidingWindow(5), GlobalTokens([0, 3, 4, 20], "read"), Strided(4), overlap="once")
-CASES: dict[str, tuple[Any, Pattern | None]] = {
+CASES = {
     "segments": (partial(llama, num_attention_heads=8, num_key_value_heads=4), PATTERN),
     "windows, sinks": (WINDOWED["gpt_oss"], None),
     "mixed": (llama, MIXED),
@@ -43,7 +41,7 @@ def prompts() -> list[Tensor]:
     return [*parts, torch.cat((parts[2][:20], parts[0]))]
 
 
-def generated(model: Any, parts: list[Tensor]) -> list[Any]:
+def generated(model, parts: list[Tensor]) -> list[Any]:
     greedy = package.GenerationConfig(max_new_tokens=STEPS, do_sample=False, eos_token_id=-1, pad_token_id=0)
     pool = package.ContinuousBatchingConfig(num_blocks=48, page_size=4, max_batch_tokens=16, return_logprobs=True)
     tokens = [part.tolist() for part in parts]
@@ -51,7 +49,7 @@ def generated(model: Any, parts: list[Tensor]) -> list[Any]:
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES])
-def test_each_prompt_goes_on_as_it_would_alone(case: str) -> None:
+def test_each_prompt_goes_on_as_it_would_alone(case):
     make, pattern = CASES[case]
     register(pattern)
     model, parts = make(attn_implementation="dilkit"), prompts()
@@ -66,7 +64,7 @@ def test_each_prompt_goes_on_as_it_would_alone(case: str) -> None:
     assert model.config._attn_implementation == "dilkit"
 
 
-def test_other_models_keep_the_way_of_transformers() -> None:
+def test_other_models_keep_the_way_of_transformers():
     manager = package.generation.continuous_batching.ContinuousBatchingManager
     register(PATTERN)
     ours, eager = (llama(attn_implementation=name) for name in ("dilkit", "eager"))
@@ -75,7 +73,7 @@ def test_other_models_keep_the_way_of_transformers() -> None:
     assert (ours.config._attn_implementation, eager.config._attn_implementation) == ("dilkit", "paged|eager")
 
 
-def test_what_is_not_computed_is_the_error_of_a_request() -> None:
+def test_what_is_not_computed_is_the_error_of_a_request():
     register(Pattern.mistral(7))
     wide = generated(WINDOWED["mistral"](attn_implementation="dilkit"), sequences((5,)))
     assert "the pool keeps the last 5 tokens of layers with a window, but the pattern of layer 0 is" in wide[0].error
@@ -84,7 +82,7 @@ def test_what_is_not_computed_is_the_error_of_a_request() -> None:
     assert "query is torch.float32 (5, 4, 8) on cpu, but the cache is of torch.float32 (rows, 4, 4)" in narrow[0].error
 
 
-def test_layers_that_would_not_see_the_pool() -> None:
+def test_layers_that_would_not_see_the_pool():
     register(Pattern.dense())
     bloom = package.BloomConfig(hidden_size=32, n_layer=1, n_head=4, vocab_size=64, attn_implementation="dilkit")
     with pytest.raises(ValueError, match="BloomForCausalLM in continuous batching: its layers hand nothing on"):
@@ -94,18 +92,18 @@ def test_layers_that_would_not_see_the_pool() -> None:
 class Allocator:
     index, layer_type, written = 0, "full_attention", 0
 
-    def __init__(self) -> None:
+    def __init__(self):
         rows = torch.zeros(2, 32, 2, 8)
         self._kv_token_views = dict.fromkeys((0, 1), (rows[0], rows[1]))
 
-    def update(self, key: Tensor, value: Tensor, *_: Any) -> None:
+    def update(self, key: Tensor, value: Tensor, *_):
         self.written += 1
 
 
 class Pool(PagedAttentionCache):
     """One sequence of 6 tokens in a pool, after which 2 come, and a new one of 3."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config):
         self.config, self.allocator = config, Allocator()
         self.layer_to_allocator = dict.fromkeys((0, 1), self.allocator)
 
@@ -116,7 +114,7 @@ class Pool(PagedAttentionCache):
         return dict(cache=self, cu_seq_lens_q=ends, cu_seq_lens_k=of_keys, read_index=index, write_index=index)
 
 
-def test_malformed_batches_are_refused_and_nothing_is_written() -> None:
+def test_malformed_batches_are_refused_and_nothing_is_written():
     register(PATTERN)
     model, tokens = llama(attn_implementation="dilkit"), torch.full((1, 5), 7)
     pool = Pool(model.config)
@@ -127,8 +125,8 @@ def test_malformed_batches_are_refused_and_nothing_is_written() -> None:
 
     ends = torch.tensor([0, 2, 4], dtype=torch.int32)
     refused(ValueError, r"cu_seq_lens_q=\[0, 2, 4\] of 5 rows; from 0 to 5", cu_seq_lens_q=ends)
-    refused(ValueError, "are of no batch: ascending", cu_seq_lens_k=dict(full_attention=ends))
-    refused(ValueError, "a read_index of 3 are of no batch", read_index=[torch.arange(3)])
+    refused(ValueError, "do not fit one batch: ascending", cu_seq_lens_k=dict(full_attention=ends))
+    refused(ValueError, "a read_index of 3 do not fit one batch", read_index=[torch.arange(3)])
     refused(ValueError, r"pages\[0\]=-4 must be at least 0", read_index=[torch.arange(11) - 4])
     refused(ValueError, r"keys of page 34, .*beyond the 512 elements", read_index=[torch.arange(11) + 29])
     refused(TypeError, "cache=Pool, and the arguments beside it, .*is not subscriptable", cu_seq_lens_k=None)
@@ -142,11 +140,11 @@ def test_malformed_batches_are_refused_and_nothing_is_written() -> None:
     model.config.attention_dropout = 0.5
     for layer in model.train().model.layers:
         layer.self_attn.attention_dropout = 0.5
-    refused(ValueError, "causal, without dropout, it has to be")
+    refused(ValueError, "must be causal and without dropout")
     assert pool.allocator.written == 0
 
 
-def test_tables_are_made_anew_where_a_batch_has_been_written_to() -> None:
+def test_tables_are_made_anew_where_a_batch_has_been_written_to():
     register(PATTERN)
     model, tokens = llama(attn_implementation="dilkit"), torch.full((1, 5), 7)
     pool = Pool(model.config)

@@ -1,26 +1,25 @@
 """`convert` lists the layers it changed, or leaves a model as it was; classes of newer transformers prove themselves first."""
 
-from __future__ import annotations
-
 import io
 import json
 import warnings
 from contextlib import redirect_stdout
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from helpers.language_models import PATTERN, SIZES, bert, llama, result, sequences, transformers
+from helpers.language_models import PATTERN, SIZES, bert, llama, padded, result, sequences, transformers
 from torch.testing import assert_close
 
 from dilkit import Pattern
+from dilkit.comm import run_threads
 from dilkit.integrations import newer
 from dilkit.selection import proof
 
 package = transformers()
-from dilkit.integrations.transformers import convert, load, register  # noqa: E402
+from dilkit.integrations.transformers import context_parallel, convert, load, register  # noqa: E402
 from dilkit.integrations.transformers.across import _watched  # noqa: E402
 from dilkit.integrations.transformers.attention import attend  # noqa: E402
 from dilkit.integrations.transformers.biases import alibi  # noqa: E402
@@ -29,7 +28,7 @@ from dilkit.integrations.transformers.proof import proving, trials  # noqa: E402
 TOKENS = sequences((40,))[0][None]
 
 
-def test_a_converted_model_computes_the_pattern_with_its_own_weights() -> None:
+def test_a_converted_model_computes_the_pattern_with_its_own_weights():
     register(PATTERN, "dilkit_by_argument")
     other, model = llama(attn_implementation="dilkit_by_argument"), llama()
     with torch.no_grad():
@@ -47,7 +46,7 @@ def test_a_converted_model_computes_the_pattern_with_its_own_weights() -> None:
         assert_close(result(other, input_ids=TOKENS), wanted, atol=0, rtol=0)
 
 
-def test_patterns_by_layer_and_a_second_conversion() -> None:
+def test_patterns_by_layer_and_a_second_conversion():
     model = bert()
     with torch.no_grad():
         dense = result(model, input_ids=TOKENS)
@@ -61,16 +60,43 @@ def test_patterns_by_layer_and_a_second_conversion() -> None:
         assert_close(result(model, input_ids=TOKENS), dense, atol=2e-5, rtol=2e-5)
 
 
-def of_two_kinds() -> Any:
+def of_two_kinds():
     model = llama(layer_types=["full_attention"] * 2)
     model.model.layers[1].self_attn.layer_idx = None
     return model
 
 
-def of_another_kind() -> Any:
+def of_another_kind(*kinds: str):
     model = llama()
-    model.config.layer_types = ["full_attention", "compressed_attention"]
+    model.config.layer_types = [*kinds, "indexed_attention"]
     return model
+
+
+def test_layers_of_another_kind_keep_their_own_attention(tmp_path):
+    model, wanted = of_another_kind("full_attention"), llama()
+    report = convert(model, PATTERN)
+    convert(wanted, [PATTERN, Pattern.dense()])
+    assert ([layer.path for layer in report.layers], report.kept) == (["model.layers.0.self_attn"], ("model.layers.1.self_attn",))
+    batch = padded(sequences(), "left")
+    for _ in range(2):
+        found, other = result(deepcopy(model), **batch), result(wanted, **batch)
+        assert_close(found[batch["attention_mask"].bool()], other[batch["attention_mask"].bool()], atol=2e-5, rtol=2e-5)
+        assert model.model.layers[1].self_attn.config._attn_implementation == "sdpa"
+        assert model.config.dilkit[1] is None
+        assert convert(model, PATTERN).kept == report.kept
+    with pytest.raises(ValueError, match="continuous batching keeps its own attention"):
+        result(model, **batch, read_index=[])
+    model.config.layer_types = None  # as of a model with parts, whose layer_types are those of a part
+    with pytest.raises(ValueError, match="keeps its own attention, as convert says, and would see the rows of one rank"):
+        run_threads(1, lambda comm: context_parallel(model, comm))
+    model.config.layer_types = ["full_attention", "indexed_attention"]
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="has no pattern for layer 1, LlamaAttention, which kept its own"):
+        result(load(tmp_path), **batch)
+    again = load(tmp_path)
+    assert convert(again).kept == report.kept
+    tokens = batch["attention_mask"].bool()
+    assert_close(result(again, **batch)[tokens], result(wanted, **batch)[tokens], atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -80,15 +106,15 @@ def of_another_kind() -> Any:
         (llama, "dense", ValueError, "'dense' is no number"),
         (partial(torch.nn.Linear, 3, 3), PATTERN, TypeError, "model is a Linear; a model of transformers is needed"),
         (
-            of_another_kind,
+            partial(of_another_kind, "conv"),
             PATTERN,
             ValueError,
-            r"layers\.1\.self_attn has compressed_attention, which dilated attention does not",
+            r"layers\.0\.self_attn has conv, and no layer has sliding_attention",
         ),
         (of_two_kinds, PATTERN, ValueError, r"LlamaAttention has no number \(layer_idx\) by which layer_types"),
     ],
 )
-def test_what_does_not_fit_stays_as_it_was(make: Any, pattern: Any, error: type[Exception], words: str) -> None:
+def test_what_does_not_fit_stays_as_it_was(make, pattern, error, words):
     model = make()
     with pytest.raises(error, match=words):
         convert(model, pattern)
@@ -96,21 +122,21 @@ def test_what_does_not_fit_stays_as_it_was(make: Any, pattern: Any, error: type[
     assert (getattr(config, "_attn_implementation", "sdpa"), hasattr(config, "dilkit")) == ("sdpa", False)
 
 
-def bart(**options: Any) -> Any:
+def bart(**options):
     torch.manual_seed(1)
     heads = dict(encoder_attention_heads=4, decoder_attention_heads=4)
     sizes = dict(d_model=32, encoder_layers=1, decoder_layers=1, vocab_size=64, pad_token_id=0, init_std=0.3)
     return package.BartModel(package.BartConfig(**sizes, **heads, **options)).eval()
 
 
-def mllama(**options: Any) -> Any:
+def mllama(**options):
     layers = dict(cross_attention_layers=[1], rope_parameters=dict(rope_type="default", rope_theta=1e4))
     torch.manual_seed(1)
     config = package.models.mllama.MllamaTextConfig(**dict(SIZES, num_key_value_heads=2, **layers, **options))
     return package.models.mllama.modeling_mllama.MllamaForCausalLM(config).eval()
 
 
-def counted(module: Any, q: Any, k: Any, v: Any, mask: Any, scaling: float, **options: Any) -> Any:
+def counted(module, q, k, v, mask, scaling: float, **options):
     """Attend by the pattern, but for `module.across` to all."""
     scores = q @ k.transpose(2, 3) * scaling
     if not module.across:
@@ -119,7 +145,7 @@ def counted(module: Any, q: Any, k: Any, v: Any, mask: Any, scaling: float, **op
 
 
 @pytest.mark.parametrize("length", [40, 16])
-def test_cross_attention_sees_all_whatever_the_pattern(length: int) -> None:
+def test_cross_attention_sees_all_whatever_the_pattern(length):
     """Also where both sequences have the same length, by which it could be taken for self-attention."""
     package.AttentionInterface.register("counted", counted)
     ours, wanted = bart(), bart(attn_implementation="counted")
@@ -136,7 +162,7 @@ def test_cross_attention_sees_all_whatever_the_pattern(length: int) -> None:
         assert_close(ours_grad.grad, theirs.grad, atol=1e-4, rtol=1e-4)
 
 
-def test_cross_attention_with_padding_a_cache_and_grouped_heads() -> None:
+def test_cross_attention_with_padding_a_cache_and_grouped_heads():
     mask = torch.ones(2, 40, dtype=torch.int64)
     mask[0, :7] = mask[1, 30:] = mask[1, 3] = 0
     inputs = dict(input_ids=sequences((40, 40))[0].expand(2, 40), attention_mask=mask)
@@ -159,7 +185,7 @@ def test_cross_attention_with_padding_a_cache_and_grouped_heads() -> None:
         assert_close(*found, atol=2e-5, rtol=2e-5)
 
 
-def test_a_layer_that_does_not_say_whose_its_keys_are_is_refused() -> None:
+def test_a_layer_that_does_not_say_whose_its_keys_are_is_refused():
     ours = bart()
     convert(ours, PATTERN)
     layer = ours.decoder.layers[0].encoder_attn
@@ -182,7 +208,7 @@ def test_a_layer_that_does_not_say_whose_its_keys_are_is_refused() -> None:
         layer(torch.randn(1, 5, 32))
 
 
-def llava(text: str = "llama", **options: Any) -> Any:
+def llava(text: str = "llama", **options):
     """A model of two layers, after one for images whose attention has no number."""
     tower = dict(model_type="clip_vision_model", hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4)
     tower |= dict(image_size=16, patch_size=4)
@@ -196,7 +222,7 @@ IMAGE = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 BESIDE_TOKENS = dict(pixel_values=IMAGE, input_ids=torch.cat([torch.full((1, 16), 63), TOKENS.clamp(max=62)], dim=1))
 
 
-def test_the_layers_for_images_have_the_pattern() -> None:
+def test_the_layers_for_images_have_the_pattern():
     register(PATTERN)
     model = llava()
     with torch.no_grad():
@@ -212,7 +238,7 @@ def test_the_layers_for_images_have_the_pattern() -> None:
     assert model.config.vision_config._attn_implementation == "sdpa"
 
 
-def test_beside_windows_the_layers_for_images_stay_as_they_are() -> None:
+def test_beside_windows_the_layers_for_images_stay_as_they_are():
     model = llava("mistral", sliding_window=6)
     with torch.no_grad():
         wanted = result(model, **BESIDE_TOKENS)
@@ -226,14 +252,14 @@ def test_beside_windows_the_layers_for_images_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("family", ["XGLM", "GPTNeoXJapanese", "RoFormer", "TrOCR", "Falcon"])
-def test_models_that_do_not_look_their_attention_up(family: str) -> None:
+def test_models_that_do_not_look_their_attention_up(family):
     register(PATTERN)
     config = getattr(package, f"{family}Config")(attn_implementation="dilkit", **SIZES, is_decoder=True)
     with pytest.raises(ValueError, match=rf"attn_implementation='dilkit': {family}\w* does not look its attention up by name"):
         getattr(package, f"{family}ForCausalLM")(config)
 
 
-def test_a_class_without_source_is_taken_at_its_word() -> None:
+def test_a_class_without_source_is_taken_at_its_word():
     unknown = {"__module__": "no_such_module", "_can_set_attn_implementation_cached_value": None}
     kind = type("Mine", (package.LlamaForCausalLM,), unknown)
     register(PATTERN)
@@ -241,7 +267,7 @@ def test_a_class_without_source_is_taken_at_its_word() -> None:
     assert not kind._can_set_attn_implementation()
 
 
-def test_one_that_uses_its_mask_by_itself_computes_nothing() -> None:
+def test_one_that_uses_its_mask_by_itself_computes_nothing():
     register(Pattern.dense())
     model = package.GPTNeoXJapaneseForCausalLM(package.GPTNeoXJapaneseConfig(**SIZES)).eval()
     model.config._attn_implementation = "dilkit"
@@ -249,7 +275,7 @@ def test_one_that_uses_its_mask_by_itself_computes_nothing() -> None:
         model(TOKENS)
 
 
-def test_the_mask_decides_what_is_causal() -> None:
+def test_the_mask_decides_what_is_causal():
     """The layers of a Llama are causal by their own word, those of a BigBird-Pegasus are not."""
     register(Pattern.dense())
     sizes = dict(d_model=32, decoder_layers=1, decoder_attention_heads=4, decoder_ffn_dim=48, vocab_size=64)
@@ -262,7 +288,7 @@ def test_the_mask_decides_what_is_causal() -> None:
 
 
 @pytest.mark.parametrize("name", ["dilkit", "dilkit_saved"])
-def test_a_converted_model_is_loaded_as_it_was_saved(tmp_path: Path, name: str) -> None:
+def test_a_converted_model_is_loaded_as_it_was_saved(tmp_path, name):
     model = llama()
     convert(model, PATTERN, name)
     with torch.no_grad():
@@ -276,7 +302,7 @@ def test_a_converted_model_is_loaded_as_it_was_saved(tmp_path: Path, name: str) 
         assert_close(result(again.eval(), input_ids=TOKENS), wanted.double(), atol=1e-5, rtol=1e-5)
 
 
-def test_a_pattern_without_an_attention_is_said(tmp_path: Path) -> None:
+def test_a_pattern_without_an_attention_is_said(tmp_path):
     register()
     llama().save_pretrained(tmp_path)
     file = tmp_path / "config.json"
@@ -291,7 +317,7 @@ def test_a_pattern_without_an_attention_is_said(tmp_path: Path) -> None:
         package.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa")  # asked for
 
 
-def test_windows_are_not_converted_to_the_pattern_of_others() -> None:
+def test_windows_are_not_converted_to_the_pattern_of_others():
     register(PATTERN)
     mistral = package.MistralForCausalLM(package.MistralConfig(**SIZES, sliding_window=6, num_key_value_heads=2))
     with pytest.raises(ValueError, match="name='dilkit' is registered with"):
@@ -299,7 +325,7 @@ def test_windows_are_not_converted_to_the_pattern_of_others() -> None:
     assert len(convert(mistral, name="dilkit_by_window").layers) == 2
 
 
-def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:
+def test_what_cannot_be_loaded_is_said(tmp_path):
     llama().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"has no pattern, config\.dilkit; load the model by from_pretrained"):
         load(tmp_path)
@@ -314,7 +340,7 @@ LLAMA = "transformers.models.llama.modeling_llama:LlamaForCausalLM"
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+def asked(monkeypatch, tmp_path: Path) -> list[str]:
     """Record the compared classes, in this process; every version is newer than the tested ones."""
     names: list[str] = []
 
@@ -335,7 +361,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     return names
 
 
-def test_a_class_that_is_right_is_compared_once_for_all_processes(asked: list[str]) -> None:
+def test_a_class_that_is_right_is_compared_once_for_all_processes(asked):
     convert(llama(), PATTERN)
     proof._proofs.clear()
     register(PATTERN)
@@ -346,7 +372,7 @@ def test_a_class_that_is_right_is_compared_once_for_all_processes(asked: list[st
     assert {x.verdict for x in proof.recorded()} == {"passed"}
 
 
-def test_a_class_that_drops_its_cache_is_refused(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_that_drops_its_cache_is_refused(asked, monkeypatch):
     """MPT dropped a renamed cache: no error, other logits, and sometimes the same tokens."""
     register(PATTERN)
     monkeypatch.setattr(alibi, "_with_cached", lambda layer, key, value, **options: (key, value))
@@ -359,7 +385,7 @@ def test_a_class_that_drops_its_cache_is_refused(asked: list[str], monkeypatch: 
     assert len(asked) == 1
 
 
-def test_a_class_that_takes_padding_for_tokens_is_refused(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_that_takes_padding_for_tokens_is_refused(asked, monkeypatch):
     monkeypatch.setattr("dilkit.integrations.transformers.masks._tokens", lambda *args: None)
     model = llama()
     with pytest.raises(ValueError, match=r"padding on the left is off by .*DILKIT_GPU_PROOF=off"):
@@ -370,7 +396,7 @@ def test_a_class_that_takes_padding_for_tokens_is_refused(asked: list[str], monk
     assert asked == [LLAMA]
 
 
-def test_a_class_that_cannot_be_made_small_is_warned_of_once(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_that_cannot_be_made_small_is_warned_of_once(asked, monkeypatch):
     monkeypatch.setattr(trials, "LARGEST", 10)
     words = r"not all of .*:Llama\w+ could be compared .* it cannot be made small: .* parameters"
     for _ in range(2):
@@ -381,7 +407,7 @@ def test_a_class_that_cannot_be_made_small_is_warned_of_once(asked: list[str], m
     assert asked == [LLAMA, LLAMA.replace("ForCausalLM", "Model")]
 
 
-def test_a_version_that_is_tested_costs_a_comparison_of_versions(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_that_is_tested_costs_a_comparison_of_versions(asked, monkeypatch):
     monkeypatch.setitem(newer.NEWEST_TESTED, "transformers", package.__version__)
     monkeypatch.setattr(newer, "full_name", None)
     monkeypatch.setattr("dilkit.environment.gpu_proof", None)
@@ -390,7 +416,7 @@ def test_a_version_that_is_tested_costs_a_comparison_of_versions(asked: list[str
 
 
 @pytest.mark.slow
-def test_the_whole_way_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_whole_way_in_a_process_of_its_own(monkeypatch, tmp_path):
     monkeypatch.setenv("DILKIT_CUDA_CACHE", str(tmp_path / "proofs"))
     monkeypatch.setitem(newer.NEWEST_TESTED, "transformers", "5.0.0")
     convert(llama(), PATTERN)

@@ -1,9 +1,5 @@
 """`dilated_cache` in `generate`: the tokens of a cache of all keys, from what later rows can still see."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from helpers.language_models import PATTERN, WINDOWED, llama, padded, sequences, transformers
@@ -19,8 +15,10 @@ OPTIONS = dict(max_new_tokens=STEPS, min_new_tokens=STEPS, do_sample=False, pad_
 PROMPT = torch.stack(sequences((11, 11)))
 
 
-@pytest.mark.parametrize("name", ["mistral", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "gpt_oss"))])
-def test_windows_of_a_model_give_the_tokens_of_eager_attention(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["mistral", "gemma2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "gpt_oss"))]
+)
+def test_windows_of_a_model_give_the_tokens_of_eager_attention(name):
     register(None)
     ours, eager = (WINDOWED[name](attn_implementation=kind) for kind in ("dilkit", "eager"))
     cache = dilated_cache()
@@ -38,7 +36,7 @@ PATTERNS = {
 
 
 @pytest.mark.parametrize(("pattern", "way"), diagonal(PATTERNS, ["greedy", "beams", "looked up"]))
-def test_patterns_give_the_tokens_of_a_cache_of_all_keys(pattern: str, way: str) -> None:
+def test_patterns_give_the_tokens_of_a_cache_of_all_keys(pattern, way):
     register(PATTERNS[pattern])
     model = llama(attn_implementation="dilkit")
     more = dict(greedy={}, beams=dict(num_beams=3), **{"looked up": dict(prompt_lookup_num_tokens=2)})[way]
@@ -51,7 +49,7 @@ def test_patterns_give_the_tokens_of_a_cache_of_all_keys(pattern: str, way: str)
 
 
 @pytest.mark.parametrize("pattern", [pytest.param(name, marks=() if name == "mixed" else pytest.mark.slow) for name in PATTERNS])
-def test_drafts_of_an_assistant_are_taken_back(pattern: str) -> None:
+def test_drafts_of_an_assistant_are_taken_back(pattern):
     register(PATTERNS[pattern])
     model, rows = llama(attn_implementation="dilkit"), []
     wanted = model.generate(PROMPT[:1], **OPTIONS)
@@ -61,14 +59,14 @@ def test_drafts_of_an_assistant_are_taken_back(pattern: str) -> None:
     assert len(rows) < STEPS < sum(rows)  # some drafts are taken, and some are not
 
 
-def test_longer_drafts_than_the_cache_can_take_back() -> None:
+def test_longer_drafts_than_the_cache_can_take_back():
     register(PATTERNS["sinks"])
     model, cache = llama(attn_implementation="dilkit"), dilated_cache(rollback=1)
     with pytest.raises(ValueError, match=r"a window of 5 tokens keeps no more.*; a cache with rollback=[23] does"):
         model.generate(PROMPT[:1], **OPTIONS, assistant_model=assistant(), past_key_values=cache)
 
 
-def assistant() -> Any:
+def assistant():
     """A model that differs a little from that of `llama()`, and always drafts three tokens."""
     model = llama(attn_implementation="dilkit")
     with torch.no_grad():
@@ -79,7 +77,7 @@ def assistant() -> Any:
     return model
 
 
-def test_what_it_is_not_for_is_refused() -> None:
+def test_what_it_is_not_for_is_refused():
     register(PATTERN)
     model, sdpa = (llama(attn_implementation=name) for name in ("dilkit", "sdpa"))
     batch, cache = padded(sequences((3, 9)), "left"), dilated_cache()
@@ -102,7 +100,7 @@ def test_what_it_is_not_for_is_refused() -> None:
         dilated_cache(-1)
 
 
-def test_copies_choices_and_a_new_beginning() -> None:
+def test_copies_choices_and_a_new_beginning():
     register(PATTERN)
     model, cache, full = llama(attn_implementation="dilkit"), dilated_cache(), package.DynamicCache()
     for kept in (cache, full):
@@ -122,7 +120,7 @@ def test_copies_choices_and_a_new_beginning() -> None:
         torch.testing.assert_close(model(PROMPT, past_key_values=cache).logits, model(PROMPT).logits, atol=2e-5, rtol=2e-5)
 
 
-def test_keys_that_several_attention_calls_share() -> None:
+def test_keys_that_several_attention_calls_share():
     register(PATTERN)
     sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, vocab_size=64, pad_token_id=0)
     model = package.DiffLlamaForCausalLM(package.DiffLlamaConfig(**sizes, attn_implementation="dilkit")).eval()

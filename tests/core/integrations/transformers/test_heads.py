@@ -1,11 +1,8 @@
 """A part of a model's heads says which they are where the pattern differs by head: by itself, a mesh, or transformers' plan."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -30,17 +27,17 @@ SEQ = 40
 
 
 class Layer(nn.Module):
-    def __init__(self, **config: Any) -> None:
+    def __init__(self, **config):
         super().__init__()
         self.config = SimpleNamespace(num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, **config)
 
 
-def mesh_of(rank: int, ranks: int, ndim: int = 1) -> Any:
+def mesh_of(rank: int, ranks: int, ndim: int = 1):
     return SimpleNamespace(ndim=ndim, get_local_rank=lambda: rank, size=lambda: ranks)
 
 
 def computed(
-    pattern: Pattern, first: int = 0, kv_heads: int = KV_HEADS, layer: Layer | None = None, mesh: Any = None, **options: Any
+    pattern: Pattern, first: int = 0, kv_heads: int = KV_HEADS, layer: Layer | None = None, mesh=None, **options
 ) -> Tensor:
     torch.manual_seed(4)
     group = HEADS // KV_HEADS
@@ -68,7 +65,7 @@ SINKS = torch.linspace(-1, 3, HEADS)
 HETEROGENEOUS = dict(is_heterogeneous=True, per_layer_config=[SimpleNamespace(num_attention_heads=4, num_key_value_heads=2)])
 OTHER_SHARD = Pattern([16, 64], [1, 4], offset="block", head_shard=(0, 5))
 A_PART = r"Layer has {} of the 8 heads of the model.*head_shard=\(first, total\)"
-REFUSED: dict[str, tuple[Any, str]] = {
+REFUSED = {
     **{name: (partial(computed, pattern, 2, 1), A_PART.format(2)) for name, pattern in DIFFERS.items()},
     **{f"more of {name}": (partial(computed, pattern, 2, 2), A_PART.format(4)) for name, pattern in DIFFERS.items()},
     "key/value heads": (
@@ -92,19 +89,19 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_heads_that_nothing_places_are_refused(case: str) -> None:
+def test_heads_that_nothing_places_are_refused(case):
     call, words = REFUSED[case]
     with pytest.raises(ValueError, match=words):
         call()
 
 
-def test_heads_that_differ_by_layer() -> None:
+def test_heads_that_differ_by_layer():
     assert of_layer(2).shape == (2, SEQ, 4, 8)
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
 @pytest.mark.parametrize("offset", ["modulo", "block"])
-def test_a_pattern_says_which_heads_they_are(offset: str, first: int) -> None:
+def test_a_pattern_says_which_heads_they_are(offset, first):
     whole = computed(Pattern([16, 64], [1, 4], offset=offset), s_aux=SINKS)
     part = computed(Pattern([16, 64], [1, 4], offset=offset, head_shard=(first, KV_HEADS)), first, 2, s_aux=SINKS)
     assert_close(part, whole[:, :, 2 * first : 2 * first + 4])
@@ -112,7 +109,7 @@ def test_a_pattern_says_which_heads_they_are(offset: str, first: int) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("pattern", DIFFERS)
-def test_a_mesh_says_which_heads_they_are(pattern: str, ranks: int) -> None:
+def test_a_mesh_says_which_heads_they_are(pattern, ranks):
     held, whole = KV_HEADS // ranks, computed(DIFFERS[pattern], s_aux=SINKS)
     parts = [computed(DIFFERS[pattern], t * held, held, mesh=mesh_of(t, ranks), s_aux=SINKS) for t in range(ranks)]
     assert_close(torch.cat(parts, 2), whole)
@@ -121,12 +118,12 @@ def test_a_mesh_says_which_heads_they_are(pattern: str, ranks: int) -> None:
 @pytest.mark.parametrize(
     ("mesh", "kind", "text"), [(mesh_of(0, 2, 2), ValueError, "has 2 dimensions; name"), (3, TypeError, "mesh=3 is a int")]
 )
-def test_what_is_no_mesh_is_refused(mesh: object, kind: type[Exception], text: str) -> None:
+def test_what_is_no_mesh_is_refused(mesh, kind, text):
     with pytest.raises(kind, match=text):
         register(DIFFERS["dilated"], "dilkit_refused", mesh=mesh)
 
 
-def test_a_pattern_that_is_the_same_for_all_heads_takes_any() -> None:
+def test_a_pattern_that_is_the_same_for_all_heads_takes_any():
     pattern = Pattern.of(SlidingWindow(5), DilatedSegment(8, 1))
     assert_close(computed(pattern, 1, 2), computed(pattern)[:, :, 2:6])
 
@@ -135,7 +132,7 @@ TOKENS = torch.arange(SEQ)[None] % 60 + 3
 DTYPES = ((torch.float32, 2e-5), (torch.bfloat16, 4e-2))
 
 
-def trained(folder: Path, name: str, dtype: torch.dtype, **how: Any) -> dict[str, Tensor]:
+def trained(folder: Path, name: str, dtype: torch.dtype, **how) -> dict[str, Tensor]:
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=name, dtype=dtype, **how)
     logits = model(TOKENS).logits
     logits.float().square().mean().backward()
@@ -143,7 +140,7 @@ def trained(folder: Path, name: str, dtype: torch.dtype, **how: Any) -> dict[str
     return {name: x.full_tensor() if hasattr(x, "full_tensor") else x for name, x in found.items()}
 
 
-def compare(folder: Path, pattern: str, dtype: torch.dtype, close: float) -> None:
+def compare(folder: Path, pattern: str, dtype: torch.dtype, close: float):
     alone = trained(folder, "dilkit", dtype)
     for implementation in ("dilkit", "dilkit_mesh"):
         split = trained(folder, implementation, dtype, tp_plan="auto")
@@ -153,24 +150,24 @@ def compare(folder: Path, pattern: str, dtype: torch.dtype, close: float) -> Non
             assert_close(split[key], expected, atol=close, rtol=close, msg=where.__add__)
 
 
-def compare_compiled(folder: Path) -> None:
+def compare_compiled(folder: Path):
     split = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="dilkit", tp_plan="auto")
     compiled = torch.compile(split, backend="aot_eager", fullgraph=True)
     assert_close(compiled(TOKENS, use_cache=False).logits, split(TOKENS).logits)
 
 
-def stored_over_ranks(folder: Path, mesh: Any) -> None:
+def stored_over_ranks(folder: Path, mesh):
     """FSDP cuts projections of a part of the heads, so that these heads are unknown."""
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="dilkit")
     layer = model.model.layers[0].self_attn
     for projection in (layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj):
         fully_shard(projection, mesh=mesh)
     q, k = (torch.randn(1, heads // mesh.size(), SEQ, 4) for heads in (HEADS, KV_HEADS))
-    with pytest.raises(ValueError, match="which of them these are is not known"):
+    with pytest.raises(ValueError, match="it is unknown which heads these are"):
         attend(DIFFERS["dilated"], None, layer, q, k, k, None)
 
 
-def all_models(world: Comm, folder: Path) -> None:
+def all_models(world: Comm, folder: Path):
     mesh = init_device_mesh("cpu", (world.size,), mesh_dim_names=("tp",))
     for name, pattern in DIFFERS.items():
         register(pattern)
@@ -185,7 +182,7 @@ def all_models(world: Comm, folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_tensor_parallelism(tmp_path: Path) -> None:
+def test_tensor_parallelism(tmp_path):
     for make in (llama, gpt_oss):
         make(num_attention_heads=HEADS, num_key_value_heads=KV_HEADS).save_pretrained(tmp_path / make.args[0])
     launch.run("gloo", 2, all_models, tmp_path, limit=240)

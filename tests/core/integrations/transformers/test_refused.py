@@ -1,18 +1,15 @@
 """What dilated attention does not compute is refused, with the reason and a way out."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from helpers.language_models import PATTERN, WINDOWED, llama, result, sequences, transformers
+from helpers.language_models import PATTERN, llama, result, sequences, transformers
 from helpers.project import run
 
 package = transformers()
@@ -32,19 +29,19 @@ Q = torch.randn(1, 4, 12, 8)
 
 
 @pytest.fixture(autouse=True)
-def registered() -> None:
+def registered():
     register(PATTERN)
 
 
-def asked(make: Any = llama, **inputs: Any) -> Any:
+def asked(make=llama, **inputs):
     return lambda: result(make(attn_implementation="dilkit"), input_ids=TOKENS, **inputs)
 
 
-def packed_as(of_keys: torch.Tensor) -> Any:
+def packed_as(of_keys: torch.Tensor):
     return asked(cu_seq_lens_q=ENDS, cu_seq_lens_k=of_keys)
 
 
-def configured(make: Any = llama, **config: Any) -> Any:
+def configured(make=llama, **config):
     def call():
         register(None, "dilkit_by_config")
         result(make(attn_implementation="dilkit_by_config", **config), input_ids=TOKENS)
@@ -52,7 +49,7 @@ def configured(make: Any = llama, **config: Any) -> Any:
     return call
 
 
-def cached(kind: str = "DynamicCache", rows: int = 12, grad: bool = False, **inputs: Any) -> Any:
+def cached(kind: str = "DynamicCache", rows: int = 12, grad: bool = False, **inputs):
     def call():
         model = llama(attn_implementation="dilkit")
         sizes = dict(config=model.config, max_cache_len=32) if kind == "StaticCache" else {}
@@ -64,12 +61,20 @@ def cached(kind: str = "DynamicCache", rows: int = 12, grad: bool = False, **inp
     return call
 
 
-def in_layer(rows: int, mask: Any = None, **options: Any) -> Any:
+def in_layer(rows: int, mask=None, **options):
     q, k = Q[:, :, :rows], Q[:, :2, :rows]
     return lambda: attend(PATTERN, None, llama().model.layers[0].self_attn, q, k, k, mask, **options)
 
 
-def masked(make_mask: Any, *inputs: Any, own: bool = False, **options: Any) -> Any:
+def own_mask(mask: torch.Tensor, **inputs):
+    def call():
+        register(None)
+        asked(attention_mask=mask[None, None], **inputs)()
+
+    return call
+
+
+def masked(make_mask, *inputs, own: bool = False, **options):
     def call():
         if own:
             register(None)
@@ -78,7 +83,7 @@ def masked(make_mask: Any, *inputs: Any, own: bool = False, **options: Any) -> A
     return call
 
 
-def tokens_of(config: Any, embeds: torch.Tensor, **options: Any) -> Any:
+def tokens_of(config, embeds: torch.Tensor, **options):
     return tokens_seen(PATTERN, 1, 12, 12, config=config, dtype=torch.bool, **options)
 
 
@@ -86,11 +91,9 @@ def shaped(*shape: int) -> str:
     return rf"attention_mask has shape {re.escape(str(shape))}; \(batch, 12\), which of the keys are tokens, is needed"
 
 
-capped = partial(WINDOWED["gemma2"], layer_types=["full_attention"] * 2)
 padding, one_pattern = ONES.tril(-1), [{"segment_lengths": [8], "dilation_rates": [1]}]
-REFUSED: dict[str, tuple[Any, str]] = {
-    "capped scores": (asked(capped, past_key_values=dilated_cache()), "softcap=0.001 with a dilated_cache"),
-    "a mask": (asked(attention_mask=CAUSAL), r"attention_mask of LlamaAttention is torch.bool \(1, 1, 12, 12\); a mask"),
+REFUSED = {
+    "a mask": (asked(attention_mask=CAUSAL), "LlamaAttention has a mask of pairs, beside the pattern Pattern"),
     "a mask of a row": (asked(attention_mask=torch.ones(12)), shaped(12)),
     "a mask of zeros": (asked(attention_mask=torch.zeros(12)), shaped(12)),
     "a mask of ones": (asked(attention_mask=torch.ones(1, 12, 12)), shaped(1, 12, 12)),
@@ -116,8 +119,15 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "a mask function": (
         masked(create_causal_mask, None, None, or_mask_function=lambda b, h, q, k: q < k),
-        "mask function of the model's own",
+        "asks for the mask <lambda>, which says what each row sees, and so does",
     ),
+    "a mask of many runs": (own_mask(torch.eye(12).bool() | (PLACES % 2 == 0)), "a row sees 6 runs of keys, of up to 4"),
+    "a mask that adds": (own_mask(torch.full((12, 12), -1.0)), "adds other numbers than 0 and the lowest to scores"),
+    "a mask that learns": (own_mask(torch.zeros(12, 12, requires_grad=True)), "with a gradient; bools or floats without"),
+    "a mask of numbers": (own_mask(torch.ones(12, 12).long()), r"is torch.int64 \(1, 1, 12, 12\); bools or floats"),
+    "a mask of other keys": (own_mask(torch.ones(12, 11).bool()), r"is torch.bool \(1, 1, 12, 11\); \(batch, 12\), which"),
+    "a mask and a cache": (own_mask(CAUSAL[0, 0], past_key_values=dilated_cache()), r"beside a dilated_cache\(\)"),
+    "a mask and packing": (own_mask(CAUSAL[0, 0], cu_seq_lens_q=ENDS), "beside cu_seq_lens_q"),
     "an unknown option": (masked(tokens_of, blocks=Q), "asks for a mask with blocks, which dilkit does not know"),
     "packed, cached": (cached(cu_seq_lens_q=ENDS), "packed sequences have no cache"),
     "packed, padded": (asked(cu_seq_lens_q=ENDS, attention_mask=padding), "cu_seq_lens_q and an attention_mask with padding"),
@@ -136,19 +146,19 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_computed_is_refused(case: str) -> None:
+def test_what_is_not_computed_is_refused(case):
     call, words = REFUSED[case]
     with pytest.raises(ValueError, match=words), torch.no_grad():
         call()
 
 
 @pytest.mark.parametrize("arguments", [([PATTERN, 3],), ({"segment_lengths": [8]},), (PATTERN, 3)])
-def test_what_is_no_pattern_or_name_is_refused(arguments: Any) -> None:
+def test_what_is_no_pattern_or_name_is_refused(arguments):
     with pytest.raises(TypeError, match=r"a dilkit\.Pattern is needed, or a list of them|name=3 is a int"):
         register(*arguments)
 
 
-def test_unknown_arguments() -> None:
+def test_unknown_arguments():
     """MiniMax-M3's layers choose blocks of keys by such arguments."""
 
     class Choosing(type(llama().model.layers[0].self_attn)):
@@ -162,7 +172,7 @@ def test_unknown_arguments() -> None:
         layer(Q, Q)
 
 
-def test_threads_look_arguments_up_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_look_arguments_up_one_after_the_other(monkeypatch):
     layers = [type("Layer", (torch.nn.Module,), {"forward": lambda self: None}) for _ in range(4)]
     parse, parsing, most = ast.parse, [], []
 
@@ -179,21 +189,21 @@ def test_threads_look_arguments_up_one_after_the_other(monkeypatch: pytest.Monke
     assert most == [1] * 4
 
 
-def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_transformers(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ImportError, match=r"pip install dilkit\[transformers\]"):
         register(PATTERN)
 
 
 @pytest.mark.slow
-def test_dilkit_does_not_import_it_and_names_are_functions(tmp_path: Any) -> None:
+def test_dilkit_does_not_import_it_and_names_are_functions(tmp_path):
     home = "dilkit.integrations.transformers"
     shown = f"'transformers' in sys.modules, callable({home}.register), callable({home}.convert)"
     done = run(sys.executable, "-c", f"import sys, dilkit, {home}.conversion; print({shown})", cwd=tmp_path)
     assert done.stdout.strip() == "False True True", done.stderr
 
 
-def test_compiled_blocks_of_tokens_that_see_each_other() -> None:
+def test_compiled_blocks_of_tokens_that_see_each_other():
     def blocked(embeds, blocks):
         create_causal_mask(config, embeds, None, None, PLACES, block_sequence_ids=blocks)
         return embeds + 1
@@ -204,3 +214,19 @@ def test_compiled_blocks_of_tokens_that_see_each_other() -> None:
     image = torch.where(PLACES[0] // 3 == 1, 0, alone)
     with pytest.raises(RuntimeError, match="lets tokens see later ones"):
         compiled(EMBEDS, image)
+
+
+def test_compiled_blocks_behind_a_cache():
+    def blocked(embeds, blocks, cache):
+        create_causal_mask(config, embeds, None, cache, PLACES[:, -4:], block_sequence_ids=blocks)
+        return embeds + 1
+
+    config, blocks = llama(attn_implementation="dilkit").config, torch.full((1, 12), -1)
+    before = torch.zeros(1, config.num_key_value_heads, 8, 4)
+    cache = package.DynamicCache()
+    cache.update(before, before, 0)
+    compiled = torch.compile(blocked, backend="eager")
+    compiled(EMBEDS[:, -4:], blocks, cache)
+    blocks[:, 9:] = 0
+    with pytest.raises(RuntimeError, match="lets tokens see later ones"):
+        compiled(EMBEDS[:, -4:], blocks, cache)

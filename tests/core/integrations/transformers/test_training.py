@@ -1,7 +1,5 @@
 """Training: compiled, with checkpoints of activations, and with transformers' Trainer."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -24,24 +22,24 @@ CLOSE = dict(atol=2e-5, rtol=2e-5)
 
 
 @pytest.fixture(autouse=True)
-def registered() -> None:
+def registered():
     register(PATTERN)
     torch.compiler.reset()
 
 
-def gradients(model: Any, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+def gradients(model, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
     model.zero_grad()
     tokens = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
     result(model, **inputs)[tokens].square().sum().backward()
     return {name: x.grad.clone() for name, x in model.named_parameters() if x.grad is not None}
 
 
-def one_layer(**options: Any) -> Any:
+def one_layer(**options):
     return llama(attn_implementation="dilkit", num_hidden_layers=1, **options)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_checkpoints_of_activations(dropout: float) -> None:
+def test_checkpoints_of_activations(dropout):
     model, batch = llama(attn_implementation="dilkit", attention_dropout=dropout).train(), padded(sequences(), "left")
     torch.manual_seed(5)
     wanted = gradients(model, **batch)
@@ -53,7 +51,7 @@ def test_checkpoints_of_activations(dropout: float) -> None:
         assert_close(x, wanted[name])
 
 
-def test_dropout_in_training() -> None:
+def test_dropout_in_training():
     model, tokens = one_layer(attention_dropout=0.2), torch.stack(sequences((24, 24)))
     with torch.no_grad():
         wanted = result(model, input_ids=tokens)
@@ -63,7 +61,7 @@ def test_dropout_in_training() -> None:
     assert_close(found[:, :, -1].mean(0), wanted[:, -1], atol=5 * found[:, :, -1].std(0).amax() / 80**0.5, rtol=0)
 
 
-def test_dropout_after_a_cached_prefix() -> None:
+def test_dropout_after_a_cached_prefix():
     model, tokens = one_layer(attention_dropout=0.2).train(), sequences((20,))[0][None]
     cache = package.DynamicCache()
     with torch.no_grad():
@@ -74,13 +72,13 @@ def test_dropout_after_a_cached_prefix() -> None:
         assert_close(result(model, input_ids=tokens[:, 9:], past_key_values=cache), wanted[:, 9:], **CLOSE)
 
 
-def compiled(model: Any) -> Any:
+def compiled(model):
     return torch.compile(model, fullgraph=True, backend="aot_eager")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("make", "side"), [(llama, "left"), (bert, "right")])
-def test_compiled_results_and_gradients_of_a_padded_batch(make: Any, side: str) -> None:
+def test_compiled_results_and_gradients_of_a_padded_batch(make, side):
     model, batch = make(attn_implementation="dilkit", num_hidden_layers=1), padded(sequences(), side)
     tokens = batch["attention_mask"].bool()
     with torch.no_grad():
@@ -91,7 +89,7 @@ def test_compiled_results_and_gradients_of_a_padded_batch(make: Any, side: str) 
 
 
 @pytest.mark.slow
-def test_compiled_and_packed_with_the_pattern_of_the_configuration() -> None:
+def test_compiled_and_packed_with_the_pattern_of_the_configuration():
     register(None, "dilkit_by_config")
     parts = sequences()
     model = llama(attn_implementation="dilkit_by_config", num_hidden_layers=1, dilkit=to_config(PATTERN))
@@ -110,7 +108,7 @@ def batch_of(kind: str, length: int) -> dict[str, torch.Tensor]:
     return batch if kind == "whole" else batch | dict(attention_mask=torch.stack((rows > 7, rows > 0)).long())
 
 
-def windowed() -> Any:
+def windowed():
     register(None, "dilkit_own")
     return WINDOWED["mistral"](attn_implementation="dilkit_own", num_hidden_layers=1, use_cache=False)
 
@@ -119,7 +117,7 @@ segments = partial(one_layer, use_cache=False)
 OTHER_BATCHES = [pytest.param(*x, marks=pytest.mark.slow) for x in ((segments, "whole"), (windowed, "padded"))]
 
 
-def counting(graphs: list[Any]) -> Any:
+def counting(graphs: list[Any]):
     def backend(graph, _):
         graphs.append(graph)
         return graph
@@ -128,7 +126,7 @@ def counting(graphs: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize(("make", "kind"), [(segments, "packed"), *OTHER_BATCHES])
-def test_one_graph_and_one_exported_program_for_all_lengths(make: Any, kind: str) -> None:
+def test_one_graph_and_one_exported_program_for_all_lengths(make, kind):
     model, batch, graphs = make(), batch_of(kind, 24), []
     sizes = {name: {1: torch.export.Dim("tokens", min=4, max=100)} for name in batch}
     run = torch.compile(model, fullgraph=True, dynamic=True, backend=counting(graphs))
@@ -145,17 +143,17 @@ def test_one_graph_and_one_exported_program_for_all_lengths(make: Any, kind: str
 class Packed(torch.nn.Module):
     """A layer of sequences packed by their lengths; torch.export does not take dimensions of `**kwargs`."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = bert(attn_implementation="dilkit", num_hidden_layers=1).encoder.layer[0].attention.self
 
-    def forward(self, rows: torch.Tensor, starts: torch.Tensor, of_keys: torch.Tensor, longest: Any) -> torch.Tensor:
+    def forward(self, rows: torch.Tensor, starts: torch.Tensor, of_keys: torch.Tensor, longest) -> torch.Tensor:
         where = dict(cu_seq_lens_q=starts, cu_seq_lens_k=of_keys, max_length_q=longest, max_length_k=longest)
         return self.layer(rows, **where)[0]
 
 
 @pytest.mark.parametrize("counted", [int, pytest.param(torch.tensor, marks=pytest.mark.slow)])
-def test_one_graph_for_all_lengths_that_are_given(counted: Any) -> None:
+def test_one_graph_for_all_lengths_that_are_given(counted):
     def batch(*lengths):
         starts = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
         return torch.randn(1, sum(lengths), 32), starts, starts.clone(), counted(max(lengths))
@@ -180,7 +178,7 @@ def test_one_graph_for_all_lengths_that_are_given(counted: Any) -> None:
 
 
 @pytest.mark.slow
-def test_compiled_steps_against_a_cache_of_fixed_size() -> None:
+def test_compiled_steps_against_a_cache_of_fixed_size():
     model, tokens = one_layer(), torch.stack(sequences((20, 20)))
     cache = package.StaticCache(config=model.config, max_cache_len=32)
     run, outs = compiled(model), []
@@ -191,7 +189,7 @@ def test_compiled_steps_against_a_cache_of_fixed_size() -> None:
         assert_close(torch.cat(outs, 1), result(model, input_ids=tokens), **CLOSE)
 
 
-def test_a_compiled_prompt_against_a_cache_of_fixed_size_is_refused() -> None:
+def test_a_compiled_prompt_against_a_cache_of_fixed_size_is_refused():
     model, tokens = one_layer(), torch.stack(sequences((20, 20)))
     cache = package.StaticCache(config=model.config, max_cache_len=32)
     with torch.no_grad():
@@ -200,7 +198,7 @@ def test_a_compiled_prompt_against_a_cache_of_fixed_size_is_refused() -> None:
             compiled(model)(input_ids=tokens[:, 9:], past_key_values=cache)
 
 
-def test_both_trainings_of_the_demo_go_on_from_the_same_weights(tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:
+def test_both_trainings_of_the_demo_go_on_from_the_same_weights(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(demo, "CONTEXT", 64)
     texts = [tmp_path / "a.txt", tmp_path / "b.txt"]
     for text in texts:

@@ -1,11 +1,8 @@
 """The programs of docs/training.md and docs/transformers.md, run on the ranks that the pages name, against one process."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -43,7 +40,7 @@ def losses(text: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", text)]
 
 
-def alone(family: str, shape: tuple[int, ...], pattern: Pattern | None = None, **options: Any) -> list[float]:
+def alone(family: str, shape: tuple[int, ...], pattern: Pattern | None = None, **options) -> list[float]:
     """The losses of the page's model in one process, which is this one."""
     torch.manual_seed(0)
     config = getattr(package, f"{family}Config")(**SIZES, vocab_size=256, **options)
@@ -60,7 +57,7 @@ def alone(family: str, shape: tuple[int, ...], pattern: Pattern | None = None, *
     return found
 
 
-def test_four_ranks_train_as_one_and_one_goes_on_from_what_they_saved(tmp_path: Path) -> None:
+def test_four_ranks_train_as_one_and_one_goes_on_from_what_they_saved(tmp_path):
     """One process computes eager attention, of which nothing is dilkit's."""
     expected = alone("Mistral", (6, 4, 101), sliding_window=16, attn_implementation="eager")
     assert losses(run("train.py", tmp_path)) == pytest.approx(expected, abs=2e-5)
@@ -83,11 +80,11 @@ print("equal")
 """
 
 
-def test_batches_accumulate_in_half_precision_with_layers_computed_again(tmp_path: Path) -> None:
+def test_batches_accumulate_in_half_precision_with_layers_computed_again(tmp_path):
     assert run("accumulate.py", tmp_path, ACCUMULATED).count("equal") == 2
 
 
-def on_ranks(comm: Comm) -> None:
+def on_ranks(comm: Comm):
     torch.manual_seed(0)
     model = package.LlamaForCausalLM(package.LlamaConfig(**SIZES, vocab_size=256))
     ranks = context_parallel(model, init_device_mesh("cpu", (comm.size,)), pattern=Pattern([16, 64], [1, 4]))
@@ -101,7 +98,7 @@ def on_ranks(comm: Comm) -> None:
     torch.testing.assert_close(*results)
 
 
-def test_a_compiled_model_is_one_graph() -> None:
+def test_a_compiled_model_is_one_graph():
     launch.run("gloo", 2, on_ranks)
 
 
@@ -128,7 +125,7 @@ print("equal")
 """
 
 
-def test_trainer(tmp_path: Path) -> None:
+def test_trainer(tmp_path):
     pytest.importorskip("accelerate", reason="accelerate is not installed; Trainer needs it")
     assert run("trainer.py", tmp_path, TRAINED).count("equal") == 2
 
@@ -140,12 +137,12 @@ def of_mpirun(folder: Path, program: str) -> str:
     return job.text
 
 
-def test_the_same_under_mpirun(tmp_path: Path) -> None:
+def test_the_same_under_mpirun(tmp_path):
     expected = alone("Llama", (3, 2, 101), Pattern([16, 64], [1, 4]))
     assert losses(of_mpirun(tmp_path, PROGRAMS["train_mpi.py"])) == pytest.approx(expected, abs=2e-5)
 
 
-def test_windows_over_two_ranks_by_mpirun(tmp_path: Path) -> None:
+def test_windows_over_two_ranks_by_mpirun(tmp_path):
     """test_context_parallel.py runs the program on threads."""
     (tmp_path / "windows.py").write_text(PROGRAMS["windows.py"])
     (program,) = re.findall(r'^\$ mpirun -n 2 python -c "(.*)"$', TRANSFORMERS, re.MULTILINE)
