@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from dilkit.integrations.gigapath.layers import CHUNK
 from dilkit.integrations.titan import placed_attention
 from dilkit.nn.checks import check_plain
 
@@ -54,19 +56,32 @@ class MoozyBlock(nn.Module):
         if patch_sizes is None:
             raise ValueError("patch_sizes is None; the pixels of a tile, (batch,), are needed to scale distances")
         part: Any = self
-        normed = part.norm1(x)
-        query, key, value = (
-            project(normed).unflatten(-1, (-1, self.head_dim)) for project in (part.q_proj, part.k_proj, part.v_proj)
-        )
         positions = positions if positions.is_floating_point() else positions.float()  # for pixels that are no integers
         pixels = patch_sizes.to(positions).clamp(min=1e-6).view(-1, 1, 1)
         # Distances are divided by the slopes' share, for coordinates that were divided would be rounded.
         coordinates, slopes = positions * (pixels[:1] / pixels), -part.pos_bias.slopes.flatten() / pixels.flatten()[:1]
         tiles = None if attn_mask is None else attn_mask[:, 0, 0] == 0
-        out = placed_attention(part.q_norm(query), part.k_norm(key), value, slopes, coordinates, 1 + num_registers, tiles)
+        out = placed_attention(*self._heads(part.norm1(x)), slopes, coordinates, 1 + num_registers, tiles)
         x = x + part.drop_path(part.ls_attn(part.out_proj(out.flatten(2))))
+        del out
+        if torch.is_grad_enabled():
+            return x + part.drop_path(self._hidden(x))  # type: ignore[no-any-return]
+        hidden = torch.empty_like(x)
+        for rows, chunk in zip(*(torch.split(one, CHUNK, dim=1) for one in (hidden, x)), strict=True):
+            rows.copy_(self._hidden(chunk))
+        return x + part.drop_path(hidden)  # type: ignore[no-any-return]
+
+    def _heads(self, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        part: Any = self
+        query, key, value = (
+            project(normed).unflatten(-1, (-1, self.head_dim)) for project in (part.q_proj, part.k_proj, part.v_proj)
+        )
+        return part.q_norm(query), part.k_norm(key), value
+
+    def _hidden(self, x: Tensor) -> Tensor:
+        part: Any = self
         hidden = part.mlp_dropout(part.activation(part.fc1(part.norm2(x))))
-        return x + part.drop_path(part.ls_mlp(part.mlp_dropout(part.fc2(hidden))))  # type: ignore[no-any-return]
+        return part.ls_mlp(part.mlp_dropout(part.fc2(hidden)))  # type: ignore[no-any-return]
 
 
 def replace_attention(model: nn.Module) -> None:

@@ -28,7 +28,7 @@ class Handle:
 
     @property
     def state(self) -> str:
-        """ "installed" or "not installed", for `repr`."""
+        """Return "installed" or "not installed", for `repr`."""
         return "installed" if self in self.patches.handles else "not installed"
 
     def __enter__(self) -> Self:

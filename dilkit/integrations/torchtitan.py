@@ -55,7 +55,7 @@ class InnerAttention(nn.Module):
         if asked := [
             name for name, value in options.items() if name != "enable_gqa" and value is not None and value is not False
         ]:
-            raise ValueError(f"{', '.join(asked)}: what sees what is for the pattern to say; leave it out")
+            raise ValueError(f"{', '.join(asked)}: the pattern defines which keys a query sees; leave it out")
         if q.dim() != 3:
             raise ValueError(f"q has shape {tuple(q.shape)}; (tokens, heads, head_dim) is needed")
         if attention_masks is not None and not hasattr(attention_masks, "cu_seq_q"):

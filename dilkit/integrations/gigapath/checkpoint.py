@@ -126,6 +126,15 @@ def needed_tile_encoder(found: Checkpoint | None, given: str | None) -> str:
     return given or stored or "gigapath"
 
 
+def check_tile_encoder(named: str | None, needed: str) -> None:
+    """Raise ValueError where a file names the tile encoder of its features, and `needed` is no part of that name."""
+    if named is not None and needed.lower() not in named.lower():
+        raise ValueError(
+            f"features are of {named!r}, not of {needed!r}, as the file says; --tile-encoder {named} "
+            "if the checkpoint was trained on them"
+        )
+
+
 def load_tensors(path: Path, mapped: bool = False) -> Any:
     """Read tensors and plain values of `torch.save`, `mapped` where the format allows it. Raises OSError or ValueError."""
     check_regular(path, path.stat(), MOST_BYTES)

@@ -21,7 +21,7 @@ from dilkit.nn import DilatedAttention
 from dilkit.nn.checks import is_plain
 from dilkit.op.boundary import lse_dtype
 from dilkit.pattern import Pattern
-from dilkit.weights import attention_rows
+from dilkit.weights import attention_mass, attention_rows
 
 
 class SlideEncoder(nn.Module):
@@ -243,14 +243,14 @@ def _check_kinds(weight: Tensor, **given: Tensor) -> None:
         raise TypeError(f"tiles is {dtype} but the model {weight.dtype}; convert it with .to({weight.dtype})")
 
 
-def attention_map(model: SlideEncoder, tiles: Tensor, coords: Tensor, layer: int = -1) -> Tensor:
+def attention_map(model: SlideEncoder, tiles: Tensor, coords: Tensor, layer: int = -1, *, of_tiles: bool = False) -> Tensor:
     """Return the weights of the class token in a layer's attention, `(batch, heads, n)`: one for each tile, exact.
 
     `tiles` and `coords` are those of `SlideEncoder.forward`, slides of one length. `layer` counts from 0, or from the last with
     -1. A head's weights sum to 1 less what the class token gives to itself and to padding. In a branch only heads with offset 0
     keep the class token: of the 16 heads of the published models 8 see tiles beyond the first 1,024 tokens, 4 beyond 5,792, 2
-    beyond 32,768. `dilkit.attention_mass` says it of all tiles. With `global_pool` the embedding is not the class
-    token's, which GigaPath's pretraining did not train.
+    beyond 32,768. `of_tiles=True` returns the mean of the tiles' weights instead, which suits a model with `global_pool`: its
+    embedding is not the class token's.
 
     Raises IndexError for a layer that is not there, ValueError in training mode with dropout, which would make another map of
     each call, and as `SlideEncoder.forward` does.
@@ -279,7 +279,11 @@ def attention_map(model: SlideEncoder, tiles: Tensor, coords: Tensor, layer: int
             x = one(x, lengths, model.attention)
         query, key, _ = last.self_attn.heads(last.self_attn_layer_norm(x))
         shape = (len(lengths), lengths[0], *query.shape[1:])
-        return attention_rows(query.view(shape), key.view(shape), model.config.pattern, [0])[:, :, 0, 1:]
+        query, key = query.view(shape), key.view(shape)
+        of_class = attention_rows(query, key, model.config.pattern, [0])[:, :, 0, 1:]
+        if not boolean("of_tiles", of_tiles):
+            return of_class
+        return (attention_mass(query, key, model.config.pattern)[:, :, 1:] - of_class) / (lengths[0] - 1)
 
 
 T = TypeVar("T")

@@ -24,7 +24,7 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class SelfAttention(nn.Module):
-    """projected(attention(q_proj(x), k_proj(x), v_proj(x))), in which projected(y) = out_proj(inner_attn_ln(y))"""
+    """`out_proj(inner_attn_ln(attention(q_proj(x), k_proj(x), v_proj(x))))`."""
 
     def __init__(self, embed_dim: int, num_heads: int, factory: dict[str, Any]) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class SelfAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """fc2(ffn_layernorm(gelu(fc1(x))))"""
+    """`fc2(ffn_layernorm(gelu(fc1(x))))`."""
 
     def __init__(self, embed_dim: int, factory: dict[str, Any]) -> None:
         super().__init__()

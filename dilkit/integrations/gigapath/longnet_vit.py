@@ -14,7 +14,6 @@ from torch import Tensor
 
 from dilkit.checks import check_type, integer, one_of, shown
 from dilkit.integrations.gigapath.checkpoint import (
-    HUB,
     UNTRAINED,
     is_pooling_open,
     load_weights,
@@ -96,8 +95,8 @@ def created(
     settings: Mapping[str, Any],
 ) -> LongNetViT:
     base, changes = _config(model_arch, in_chans, {name: value for name, value in settings.items() if value is not None})
-    file = _file(pretrained, local_dir)
-    stored = None if file is None else read_checkpoint(file)
+    check_type("pretrained", pretrained, (str, Path), "a path, 'hf_hub:NAME' or '' is needed")
+    stored = None if pretrained == "" else read_checkpoint(local_file(pretrained, local_dir))
     config = settled(stored, base, changes)
     model = LongNetViT(config, backend=backend)
     if stored is not None:
@@ -105,18 +104,6 @@ def created(
         if is_pooling_open(stored, config):
             warnings.warn(UNTRAINED, stacklevel=3)
     return model
-
-
-def _file(pretrained: str | Path, local_dir: str | Path | None) -> Path | None:
-    check_type("pretrained", pretrained, (str, Path), "a path, 'hf_hub:NAME' or '' is needed")
-    if pretrained == "":
-        return None
-    try:
-        return local_file(pretrained, local_dir)
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            f"pretrained={str(pretrained)!r} is not there; give a file, '{HUB}NAME', or '' for random weights"
-        ) from None
 
 
 def _config(model_arch: str, in_chans: int, given: Mapping[str, Any]) -> tuple[SlideEncoderConfig, dict[str, Any]]:

@@ -249,7 +249,7 @@ def attend(
 
 def _check_supported(module: Any, attn_mask: Tensor | None, rel_pos: Tensor | None) -> None:
     if attn_mask is not None:
-        raise ValueError("attn_mask is given, but what sees what is for the segments to say: leave attn_mask out")
+        raise ValueError("attn_mask is not supported: the segments define which keys a query sees; leave attn_mask out")
     if rel_pos is not None:
         raise ValueError(
             f"rel_pos is given, a tensor {tuple(rel_pos.shape)} of all pairs, which torchscale's DilatedAttention does not take "

@@ -1,9 +1,4 @@
-"""Models of torchscale and GigaPath, and flash-attn's tests, from checkouts: DILKIT_TORCHSCALE, _GIGAPATH and _FLASH_ATTN.
-
-In the models a plain softmax replaces flash-attn. They need einops and fairscale; timm and huggingface_hub are stand-ins.
-"""
-
-from __future__ import annotations
+"""Models of torchscale and GigaPath, and flash-attn's tests, from checkouts: DILKIT_TORCHSCALE, _GIGAPATH and _FLASH_ATTN."""
 
 import builtins
 import importlib
@@ -31,7 +26,7 @@ STAND_INS = "timm", "timm.models", "timm.models.layers", "timm.models.registry",
 
 
 @pytest.fixture
-def peer(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def peer(request, monkeypatch) -> Iterator[None]:
     """The checkout of this name can be imported from; afterwards nothing of it is loaded."""
     if why := unavailable(request.param):
         pytest.skip(why)
@@ -50,14 +45,14 @@ def peer(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del sys.modules[name]
 
 
-def with_flash(function: Any) -> None:
+def with_flash(function):
     for name, module in [*sys.modules.items()]:
         if name.endswith("torchscale.component.multihead_attention"):
             module.flash_attn_func = function
 
 
 @pytest.mark.parametrize("peer", ["torchscale"], indirect=True)
-def test_longnet_runs_without_flash_attn(peer: None) -> None:
+def test_longnet_runs_without_flash_attn(peer):
     kind = importlib.import_module("torchscale.model.LongNet").LongNetEncoder
     config = importlib.import_module("torchscale.architecture.config").EncoderConfig
     sizes = dict(encoder_embed_dim=32, encoder_attention_heads=4, encoder_ffn_embed_dim=64, encoder_layers=2, vocab_size=-1)
@@ -71,15 +66,13 @@ def test_longnet_runs_without_flash_attn(peer: None) -> None:
         torch.testing.assert_close(made(**inputs)["encoder_out"], own, rtol=0, atol=1e-12)
 
 
-def plain_softmax(
-    q: Any, k: Any, v: Any, dropout: float = 0.0, bias: Any = None, scale: Any = None, is_causal: bool = False
-) -> Any:
+def plain_softmax(q, k, v, dropout: float = 0.0, bias=None, scale=None, is_causal: bool = False):
     """Return what flash-attn computes: the result, and the logarithm of the softmax's denominator."""
     scores = torch.einsum("blhd,bmhd->bhlm", q * q.shape[-1] ** -0.5, k)
     return torch.einsum("bhlm,bmhd->blhd", scores.softmax(-1), v), scores.logsumexp(-1)
 
 
-def their_encoder(lengths: tuple[int, ...], global_pool: bool) -> Any:
+def their_encoder(lengths: tuple[int, ...], global_pool: bool):
     code = importlib.import_module("gigapath.slide_encoder")
     known = sys.modules["torchscale.model.LongNetConfig"]
     known.LongNet_2_layers_64_dim = dict(known.LongNet_12_layers_256_dim, encoder_layers=2, encoder_embed_dim=64)
@@ -98,7 +91,7 @@ def their_encoder(lengths: tuple[int, ...], global_pool: bool) -> Any:
 @pytest.mark.parametrize("global_pool", [False, True])
 @pytest.mark.parametrize("lengths", [LENGTHS, (16, 32, 48, 64, 80)])
 @pytest.mark.parametrize("n", [1, 7, 15, 31, 40, 41, 62, 63, 130])
-def test_every_layer_is_gigapaths(peer: None, n: int, lengths: tuple[int, ...], global_pool: bool) -> None:
+def test_every_layer_is_gigapaths(peer, n, lengths, global_pool):
     model = their_encoder(lengths, global_pool)
     config = gigapath.SlideEncoderConfig(**SIZES, ngrids=20, segment_lengths=lengths, global_pool=global_pool)
     ours = gigapath.SlideEncoder(config, dtype=torch.float64).eval()
@@ -122,7 +115,7 @@ NEWER = "varlen_paged_kv_num_splits", "kvcache_paged_block_table_bounds", "gener
 
 
 @pytest.fixture
-def tests_of_flash_attn(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def tests_of_flash_attn(monkeypatch) -> Iterator[Any]:
     """The module of flash-attn's tests on a CPU, with dilkit as flash-attn; what it does 250 times is done thrice."""
     if why := unavailable("flash_attn"):
         pytest.skip(why)
@@ -140,7 +133,7 @@ def tests_of_flash_attn(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         yield module
 
 
-def turned(x: Any, cos: Any, sin: Any, interleaved: bool = False, seqlen_offsets: Any = 0) -> Any:
+def turned(x, cos, sin, interleaved: bool = False, seqlen_offsets=0):
     """Rotate `x` `(batch, rows, heads, head_dim)` as complex numbers."""
     half, positions = cos.shape[1], seqlen_offsets[:, None] + torch.arange(x.shape[1])
     pairs = x[..., : 2 * half].float().unflatten(-1, (half, 2) if interleaved else (2, half))
@@ -149,7 +142,7 @@ def turned(x: Any, cos: Any, sin: Any, interleaved: bool = False, seqlen_offsets
     return torch.cat([(pairs if interleaved else pairs.mT).flatten(-2).to(x.dtype), x[..., 2 * half :]], -1)
 
 
-def sampled(function: Any, most: int, draw: random.Random) -> list[dict[str, Any]]:
+def sampled(function, most: int, draw: random.Random) -> list[dict[str, Any]]:
     """Draw different parameters of a test, of sequences of at most 1,025 rows; one in eight may have four times the pairs."""
     marks = [mark.args for mark in function.pytestmark if mark.name == "parametrize"]
     cases: dict[str, dict[str, Any]] = {}
@@ -166,7 +159,7 @@ def sampled(function: Any, most: int, draw: random.Random) -> list[dict[str, Any
 
 
 @pytest.mark.timeout(3600)
-def test_tests_of_flash_attn_pass(tests_of_flash_attn: Any) -> None:
+def test_tests_of_flash_attn_pass(tests_of_flash_attn):
     draw, passed = random.Random(0), 0
     failures: list[str] = []
     names = [name for name in vars(tests_of_flash_attn) if name.startswith("test_") and name[16:] not in NEWER]

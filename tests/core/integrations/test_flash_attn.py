@@ -1,13 +1,10 @@
 """flash-attn's functions against their definition in float64, with explicit masks, written out here."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import random
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,7 +29,7 @@ EPSILONS = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 SQUARE = ("flash_attn_qkvpacked_func", "flash_attn_varlen_qkvpacked_func")
 
 
-def reference(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None = None, factors: Any = 1, **options: Any) -> Any:
+def reference(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None = None, factors=1, **options):
     """Compute `(out, lse)` of one sequence, `(rows, heads, head_dim)`; `factors` are those of dropped weights."""
     (n, heads, dim), m = q.shape, k.shape[0]
     q, k, v = (x.double().transpose(0, 1) for x in (q, k, v))
@@ -58,7 +55,7 @@ def starts_of(lengths: list[int]) -> Tensor:
     return torch.tensor([0, *lengths]).cumsum(0).int()
 
 
-def assert_near(found: Tensor, wanted: Tensor, dtype: torch.dtype, times: float = 1) -> None:
+def assert_near(found: Tensor, wanted: Tensor, dtype: torch.dtype, times: float = 1):
     assert found.shape == wanted.shape
     finite = wanted.isfinite()
     assert torch.equal(found.isfinite(), finite)
@@ -67,8 +64,7 @@ def assert_near(found: Tensor, wanted: Tensor, dtype: torch.dtype, times: float 
     assert wrong.numel() == 0 or float(wrong.max()) <= times * EPSILONS[dtype] * largest
 
 
-def random_call(seed: int) -> None:
-    """Compare one function, of all but the cache's, with the definition, forward and backward."""
+def random_call(seed: int):
     draw = random.Random(seed)
     torch.manual_seed(seed)
     name = draw.choice([name for name in door.__all__ if name.endswith("_func")])
@@ -128,7 +124,7 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: 
     return x
 
 
-def random_cache_call(seed: int) -> None:
+def random_cache_call(seed: int):
     """Compare a call with a cache, whose rows beyond the sequences are NaN, with the definition."""
     draw = random.Random(seed)
     torch.manual_seed(seed)
@@ -191,7 +187,7 @@ MORE_SEEDS = [pytest.param(range(at, at + 200), marks=pytest.mark.slow) for at i
 
 
 @pytest.mark.parametrize("seeds", [*SEEDS, *MORE_SEEDS], ids=str)
-def test_functions_are_their_definition(seeds: range) -> None:
+def test_functions_are_their_definition(seeds):
     for seed in seeds:
         random_call(seed)
         random_cache_call(seed)
@@ -216,13 +212,13 @@ SIGNATURES = dict(
 """Parameters of each function of flash-attn 2.8, with their defaults."""
 
 
-def test_signatures_are_those_of_flash_attn() -> None:
+def test_signatures_are_those_of_flash_attn():
     own = {name: inspect.signature(getattr(door, name)).parameters.values() for name in SIGNATURES}
     shown = {name: [p.replace(annotation=p.empty) for p in parameters] for name, parameters in own.items()}
     assert {name: " ".join(map(str, parameters)) for name, parameters in shown.items()} == SIGNATURES
 
 
-def test_weights_are_dropped_by_the_seed_alone() -> None:
+def test_weights_are_dropped_by_the_seed_alone():
     q, k = (torch.randn(2, n, 4, 16, dtype=torch.float64, requires_grad=True) for n in (9, 16))
     identity = torch.eye(16).double()[:, None].expand(2, 16, 4, 16)
     outs = []
@@ -256,7 +252,7 @@ def test_weights_are_dropped_by_the_seed_alone() -> None:
     torch.testing.assert_close(found, right)
 
 
-def test_packed_keys_are_read_out_of_their_pages() -> None:
+def test_packed_keys_are_read_out_of_their_pages():
     pages, rows = torch.randn(7, 4, 2, 8, requires_grad=True), [0, 9, 6]
     table, starts = torch.tensor([[3, 3, 3], [6, 0, 4], [1, 2, -1]]).int(), starts_of(rows)
     q = torch.randn(5, 4, 8)
@@ -303,7 +299,7 @@ Q, KV = torch.zeros(2, 3, 4, 8), torch.zeros(2, 5, 2, 8)
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_arguments_that_are_refused(changed: dict[str, Any], text: str) -> None:
+def test_arguments_that_are_refused(changed, text):
     with pytest.raises((TypeError, ValueError), match=text):
         flash_attn_func(**{**dict(q=Q, k=KV, v=KV), **changed})
 
@@ -324,7 +320,7 @@ def ints(*numbers: int) -> Tensor:
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_packed_arguments_that_are_refused(changed: dict[str, Any], text: str) -> None:
+def test_packed_arguments_that_are_refused(changed, text):
     places = dict(cu_seqlens_q=ints(0, 3), cu_seqlens_k=ints(0, 5), max_seqlen_q=3, max_seqlen_k=5)
     with pytest.raises((TypeError, ValueError), match=text):
         flash_attn_varlen_func(Q[0], KV[0], KV[0], **{**places, **changed})
@@ -358,7 +354,7 @@ NEW, TABLES = torch.ones(2, 1, 2, 8), torch.ones(9, 4)
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_calls_with_a_cache_that_are_refused_leave_it_unchanged(changed: dict[str, Any], text: str) -> None:
+def test_calls_with_a_cache_that_are_refused_leave_it_unchanged(changed, text):
     k_cache, v_cache = KV.clone(), KV.clone()
     call = dict(q=Q, k_cache=k_cache, v_cache=v_cache, k=NEW, v=NEW, cache_seqlens=2)
     with pytest.raises((TypeError, ValueError), match=text):
@@ -372,7 +368,7 @@ def test_calls_with_a_cache_that_are_refused_leave_it_unchanged(changed: dict[st
     assert k_cache.count_nonzero() == v_cache.count_nonzero() == 0
 
 
-def test_deterministic_calls_on_a_gpu_take_backends_that_are() -> None:
+def test_deterministic_calls_on_a_gpu_take_backends_that_are():
     names = reproducible_backends()
     assert names is not None
     assert {"native", "reference"} <= {*names}
@@ -391,7 +387,7 @@ def not_installed() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("not_installed")
-def test_packages_import_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_import_what_is_installed(monkeypatch):
     with pytest.warns(UserWarning, match=r"flash_attn 2\.8\.3 is a stand-in"):
         handle = install()
     with install(), install_gigapath(flash_attn="2.8.3"):  # without a second warning
@@ -421,7 +417,7 @@ def test_packages_import_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> N
         importlib.import_module("flash_attn.bert_padding")
 
 
-def test_an_installed_flash_attn_is_replaced_where_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_flash_attn_is_replaced_where_that_is_asked_for(tmp_path, monkeypatch):
     (tmp_path / "flash_attn").mkdir()
     (tmp_path / "flash_attn" / "__init__.py").write_text("__version__ = '2.1'")
     (tmp_path / "flash_attn" / "layers.py").write_text("mine = True")

@@ -1,6 +1,4 @@
-"""torchtitan's inner attention: packed tokens, alone and over ranks by rows and by heads. torchtitan itself is not needed."""
-
-from __future__ import annotations
+"""torchtitan's inner attention."""
 
 import doctest
 from itertools import product
@@ -36,11 +34,11 @@ def inputs() -> list[Tensor]:
 Q, K, V = (x.detach() for x in inputs())
 
 
-def test_the_examples_do_what_they_say() -> None:
+def test_the_examples_do_what_they_say():
     assert doctest.testmod(torchtitan).failed == 0
 
 
-def test_packed_tokens_are_sequences_of_their_own() -> None:
+def test_packed_tokens_are_sequences_of_their_own():
     whole = InnerAttention(PATTERN)(Q, K, V, scale=0.3, enable_gqa=True)
     assert_close(whole, dilated_attention(Q[None], K[None], V[None], PATTERN, is_causal=True, scale=0.3)[0])
     packed = InnerAttention(PATTERN)(Q, K, V, attention_masks=SimpleNamespace(cu_seq_q=torch.tensor([0, 20, 44])))
@@ -48,9 +46,13 @@ def test_packed_tokens_are_sequences_of_their_own() -> None:
     assert_close(packed[20:], second[0])
 
 
-REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
-    "a mask": (lambda: InnerAttention(PATTERN)(Q, K, V, block_mask=1), ValueError, "block_mask: what sees what"),
-    "a mask that is a tensor": (lambda: InnerAttention(PATTERN)(Q, K, V, block_mask=Q), ValueError, "block_mask: what sees what"),
+REFUSED = {
+    "a mask": (lambda: InnerAttention(PATTERN)(Q, K, V, block_mask=1), ValueError, "block_mask: the pattern defines"),
+    "a mask that is a tensor": (
+        lambda: InnerAttention(PATTERN)(Q, K, V, block_mask=Q),
+        ValueError,
+        "block_mask: the pattern defines",
+    ),
     "no metadata": (lambda: InnerAttention(PATTERN)(Q, K, V, attention_masks=Q), TypeError, "attention_masks is a Tensor"),
     "a batch": (lambda: InnerAttention(PATTERN)(Q[None], K[None], V[None]), ValueError, r"q has shape \(1, 44, 4, 8\)"),
     "no pattern": (lambda: InnerAttention(3), TypeError, "pattern=3 is a int"),
@@ -59,7 +61,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused(name: str) -> None:
+def test_what_is_refused(name):
     call, kind, text = REFUSED[name]
     with pytest.raises(kind, match=text):
         call()
@@ -73,13 +75,13 @@ PATTERNS = (
 MASKS = None, SimpleNamespace(cu_seq_q=torch.tensor([0, 7, 40, 44], dtype=torch.int32))
 
 
-def results(inner: Any, tensors: list[Any], masks: Any) -> list[Tensor]:
+def results(inner, tensors: list[Any], masks) -> list[Tensor]:
     out = inner(*tensors, attention_masks=masks)
     out.sin().sum().backward()
     return [x.full_tensor() if hasattr(x, "full_tensor") else x for x in (out, *(x.grad for x in tensors))]
 
 
-def rows_and_heads(world: Comm, rows: int) -> None:
+def rows_and_heads(world: Comm, rows: int):
     """torchtitan's layout over `rows` ranks of rows along `cp`, and the others of heads along `tp`.
 
     Once as DTensors sharded by both; once by rows, handed to the module as plain tensors by `local_map`, as torchtitan does.
@@ -99,5 +101,5 @@ def rows_and_heads(world: Comm, rows: int) -> None:
 
 @pytest.mark.parametrize(("ranks", "rows"), [(2, 1), (2, 2), (4, 2)])
 @pytest.mark.slow
-def test_over_ranks(ranks: int, rows: int) -> None:
+def test_over_ranks(ranks, rows):
     launch.run("gloo", ranks, rows_and_heads, rows)

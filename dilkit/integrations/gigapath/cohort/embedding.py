@@ -81,9 +81,9 @@ def _write(model: SlideEncoder, slide: ListedSlide, of_slide: Tiles, embedding: 
         raise ValueError(f"the embedding in {job.model.dtype} is not finite; features may be too large: try --dtype float32")
     if maps := job.maps_of(slide):
         tiles, coords = of_slide
-        weights = attention_map(model, tiles[None], coords[None])[0].float().mean(dim=0).cpu()
+        weights = attention_map(model, tiles[None], coords[None], of_tiles=model.global_pool)[0].float().mean(dim=0).cpu()
         image, shapes = maps
-        write_heatmap(image, weights, coords.cpu(), slide.tile_size)
+        write_heatmap(image, weights, coords.cpu(), slide.tile_size, "all tiles" if model.global_pool else "the class token")
         write_geojson(shapes, weights, coords.cpu(), slide.tile_size, job.level0_pixels(slide))
     with files.replacing(slide.output) as file:
         torch.save({"layers": embedding.clone()} if job.model.layers else {"embedding": embedding[0].clone()}, file)
@@ -121,8 +121,11 @@ def check_matplotlib() -> None:
         raise ImportError(f"--heatmap needs matplotlib, which cannot be imported ({error}): pip install 'dilkit[plot]'") from None
 
 
-def write_heatmap(path: Path, weights: Tensor, coords: Tensor, tile_size: int) -> None:
-    """Write a PNG of `weights` `(n,)` as multiples of their mean, at `coords` `(n, 2)`; the scale ends at the 99th percentile."""
+def write_heatmap(path: Path, weights: Tensor, coords: Tensor, tile_size: int, whose: str) -> None:
+    """Write a PNG of the attention of `whose`, `weights` `(n,)` as multiples of their mean, at `coords` `(n, 2)`.
+
+    The scale ends at the 99th percentile.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -133,7 +136,7 @@ def write_heatmap(path: Path, weights: Tensor, coords: Tensor, tile_size: int) -
     axes = figure.subplots()
     image = axes.imshow(cells, cmap="viridis", vmin=0.0, vmax=max(float(np.percentile(values, 99)), 1e-12), interpolation="none")
     axes.set_axis_off()
-    figure.colorbar(image, ax=axes, label="attention of the class token, in multiples of the mean", extend="max")
+    figure.colorbar(image, ax=axes, label=f"attention of {whose}, in multiples of the mean", extend="max")
     with files.replacing(path) as file:
         FigureCanvasAgg(figure).print_png(file)  # type: ignore[no-untyped-call]
 

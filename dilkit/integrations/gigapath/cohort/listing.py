@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dilkit.files import check_regular
-from dilkit.integrations.gigapath.checkpoint import load_tensors
+from dilkit.integrations.gigapath.checkpoint import check_tile_encoder, load_tensors
 from dilkit.integrations.gigapath.features import read_header
 from dilkit.integrations.gigapath.positions import settled_tile_size
 from dilkit.integrations.ranks import digest
@@ -136,7 +136,7 @@ def list_slides(paths: Iterable[Path], job: CohortJob, recorded: Container[str])
     """
     paths = list(paths)
     if twice := [name for name, times in Counter(path.stem for path in paths).items() if times > 1]:
-        raise ValueError(f"several files would be written as {', '.join(f'{name}.pt' for name in twice)}; embed them apart")
+        raise ValueError(f"several files would have the name {', '.join(f'{name}.pt' for name in twice)}; embed them apart")
     slides, refused = [], []
     for path in paths:
         try:
@@ -150,7 +150,7 @@ def _slide(path: Path, job: CohortJob, recorded: Container[str]) -> ListedSlide:
     status, settings, output = path.stat(), job.reading, job.out / f"{path.stem}.pt"
     header = read_header(path, **settings.reading)
     _make_room(output, recorded)
-    _check_tile_encoder(header.tile_encoder, settings.tile_encoder)
+    check_tile_encoder(header.tile_encoder, settings.tile_encoder)
     if settings.in_chans not in (None, header.in_chans):
         raise ValueError(
             f"tiles have {header.in_chans:,} features, and the model takes {settings.in_chans:,}; make them with its tile encoder"
@@ -175,12 +175,4 @@ def _make_room(output: Path, recorded: Container[str]) -> None:
         output.unlink()  # at once: if this run ends before it is made anew, no record says to the next whose file it was
         return
     if not isinstance(content, dict) or set(content) not in ({"embedding"}, {"layers"}):
-        raise ValueError(f"{output} is there, and is no embedding to be replaced; choose another --out")
-
-
-def _check_tile_encoder(name: str | None, needed: str) -> None:
-    if name is not None and needed.lower() not in name.lower():
-        raise ValueError(
-            f"features are of {name!r}, not of {needed!r}, as the file says; --tile-encoder {name} "
-            "if the checkpoint was trained on them"
-        )
+        raise ValueError(f"{output} exists and is no embedding; choose another --out")

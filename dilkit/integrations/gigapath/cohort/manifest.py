@@ -130,14 +130,14 @@ def _content(path: Path) -> dict[str, Any]:
             return dict(content)
     except (ValueError, KeyError, TypeError):
         pass
-    raise ValueError(f"{path} is no manifest of format {FORMAT}, and is not replaced; move it away, or choose another --out")
+    raise ValueError(f"{path} is no manifest of format {FORMAT}; move it away, or choose another --out")
 
 
 def _record(path: Path, values: Any) -> SlideRecord:
     try:
         return SlideRecord(**{**values, "maps": tuple(values["maps"]), "warnings": tuple(values["warnings"])})
     except (TypeError, KeyError) as error:
-        raise ValueError(f"{path} holds a record of a slide that is none ({error}); move it away") from None
+        raise ValueError(f"{path} holds a damaged record of a slide ({error}); move it away") from None
 
 
 def _is_whole(path: Path, layers: bool) -> bool:

@@ -42,10 +42,14 @@ def plan_cohort(paths: Iterable[Path], job: CohortJob, ranks: int = 1) -> Plan:
 def embed_share(
     model: SlideEncoder, plan: Plan, job: CohortJob, rank: int = 0, progress: Progress = lambda tiles: None
 ) -> tuple[list[SlideRecord], list[RefusedFile]]:
-    """Embed a rank's slides; return records and refusals. A record is in the manifest as soon as its files are there."""
+    """Embed a rank's slides; return records and refusals. A record is in the manifest as soon as its files are there.
+
+    `progress` is called with the number of tiles so far.
+    """
     manifest = read_manifest(job.out, job.model) if rank == 0 else Manifest(job.out, job.model, rank)
     refused: list[RefusedFile] = []
     records: list[SlideRecord] = []
+    tiles = 0
     for pack in plan.shares[rank]:
         for slide, one in embed_pack(model, pack, job):
             if isinstance(one, RefusedFile):
@@ -53,7 +57,8 @@ def embed_share(
             else:
                 records.append(one)
                 manifest.add(one)
-            progress(slide.tiles)
+            tiles += slide.tiles
+            progress(tiles)
     return records, refused
 
 

@@ -174,7 +174,7 @@ def refuse(source: str, complaints: Sequence[str]) -> None:
         raise ValueError(f"{source}: {'; '.join(complaints[:MOST_COMPLAINTS])}{more}")
 
 
-OTHERWISE = "choose another seed or larger shares, or give a column split"
+OTHERWISE = "choose another seed or larger shares (--seed, --test-share), or give a column split"
 
 
 @dataclass(frozen=True)
@@ -190,8 +190,8 @@ class Splits:
 def split_examples(labels: Labels, seed: int = 0, val_share: float = 0.1, test_share: float = 0.2) -> Splits:
     """Split by the file, or else draw `test_share` and `val_share` of the patients; the rest is `train`.
 
-    Patients of each class (for survival, with and without the event) are spread evenly over the splits. A patient is of the class
-    of the first slide. A share of 0 draws none.
+    Patients of each class (for survival, with and without the event) are spread evenly over the splits. Of a class with two or
+    more, however few, test and train have one each. A patient is of the class of the first slide. A share of 0 draws none.
 
     Raises ValueError for shares that leave nothing to learn from, and for splits of which nothing can be learnt or judged: a
     class that only one of train and test has, no event, no pair of patients whose times can be compared.
@@ -220,10 +220,16 @@ def _drawn(labels: Labels, seed: int, val_share: float, test_share: float) -> Sp
     test, val = Fraction(str(test_share)), Fraction(str(val_share))
     if test + val >= 1:
         raise ValueError(f"val_share={val_share} and test_share={test_share} leave nothing to learn from: less than 1 is needed")
-    patients = _shuffled_by_class(labels, integer("seed", seed))
+    groups = _shuffled_by_class(labels, integer("seed", seed))
+    patients = [patient for group in groups for patient in group]
     tested = _every(patients, test)
+    if test:
+        tested |= {group[0]: None for group in groups if len(group) > 1 and tested.keys().isdisjoint(group)}
     rest = [one for one in patients if one not in tested]
     watched = _every(rest, val / (1 - test))
+    for group in groups:
+        if all(one in tested or one in watched for one in group):
+            watched = {one: None for one in watched if one not in group}
     side = {**dict.fromkeys(patients, "train"), **dict.fromkeys(tested, "test"), **dict.fromkeys(watched, "val")}
     return _members(labels, side, drawn=True)
 
@@ -233,7 +239,7 @@ def _members(labels: Labels, side: dict[str, str], drawn: bool) -> Splits:
     return Splits(train, val, test, drawn)
 
 
-def _shuffled_by_class(labels: Labels, seed: int) -> list[str]:
+def _shuffled_by_class(labels: Labels, seed: int) -> list[list[str]]:
     firsts = {one.patient: one for one in reversed(labels.examples)}
     by_class: dict[str, list[str]] = defaultdict(list)
     for patient, one in firsts.items():
@@ -242,7 +248,7 @@ def _shuffled_by_class(labels: Labels, seed: int) -> list[str]:
     groups = [sorted(by_class[name]) for name in sorted(by_class)]
     for group in groups:
         chance.shuffle(group)
-    return [patient for group in groups for patient in group]
+    return groups
 
 
 def _every(patients: list[str], share: Fraction) -> dict[str, None]:
@@ -264,7 +270,7 @@ def check_splits(labels: Labels, splits: Splits) -> None:
         raise ValueError(f"{labels.source}: split {empty} has no slides ({len(labels.examples)} in all); {OTHERWISE}")
     if labels.is_survival:
         if not any(one.event for one in train):
-            raise ValueError(f"{labels.source}: nobody in split train has event=1, so nothing can be learnt; {OTHERWISE}")
+            raise ValueError(f"{labels.source}: split train has no event=1, so nothing can be learnt; {OTHERWISE}")
         timed = [(one.time, one.event) for one in test if one.time is not None]
         first = min((time for time, event in timed if event), default=math.inf)
         if all(time <= first for time, _ in timed):
@@ -272,7 +278,9 @@ def check_splits(labels: Labels, splits: Splits) -> None:
     for name, own, other, others in (("train", train, "test", test), ("test", test, "train", train)):
         classes = {one.label for one in own}
         if lacking := [one for one in others if one.label not in classes]:
+            patients = {one.patient for one in labels.examples if one.label == lacking[0].label}
+            only = "the class has one patient, and both need one: add patients, or leave it out"
             raise ValueError(
                 f"{labels.source}: split {name} has no slide of class {lacking[0].label!r}, which line {lacking[0].line} of "
-                f"split {other} is of; {OTHERWISE}"
+                f"split {other} is of; {OTHERWISE if len(patients) > 1 else only}"
             )

@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dilkit.checks import shown
-from dilkit.integrations.gigapath.checkpoint import Checkpoint, config_of, load_tensors, load_weights, settled
+from dilkit.integrations.gigapath.checkpoint import Checkpoint, check_tile_encoder, config_of, load_tensors, load_weights, settled
 from dilkit.integrations.gigapath.config import SIZES, SlideEncoderConfig, known_as
 from dilkit.integrations.gigapath.encoder import SlideEncoder
-from dilkit.integrations.gigapath.features import features_in, read_features
+from dilkit.integrations.gigapath.features import Features, features_in, read_features
 from dilkit.integrations.gigapath.finetuning.labels import Labels, refuse
 from dilkit.integrations.gigapath.positions import settled_tile_size
 
 
 @dataclass(frozen=True)
 class SlideFile:
-    """A file of tile features, how many tiles it has, of which size they are, in pixels a side, and how many numbers each."""
+    """A file of tile features, how many tiles it has, of which size they are, in pixels a side, and how many numbers each.
+
+    `reading`: the arguments of `read_features` for it.
+    """
 
     path: Path
     tiles: int
     tile_size: int
     width: int
     tile_encoder: str | None
-
-
-class Slide(NamedTuple):
-    """Tiles `(1, n, in_chans)` and coords `(1, n, 2)`, as `SlideEncoder` takes them, and the size of a tile."""
-
-    tiles: Tensor
-    coords: Tensor
-    tile_size: int
+    reading: Mapping[str, Any] = field(default_factory=dict)
 
 
 def look_through(
@@ -45,10 +41,12 @@ def look_through(
     tile_size: int | None = None,
     progress: Callable[[int], None] | None = None,
     tile_encoder: str | None = None,
+    coords: Path | None = None,
+    microns_per_pixel: float | None = None,
 ) -> tuple[SlideFile, ...]:
     """Read each slide once and return the files in the order of `labels`; `progress` is called with the number read so far.
 
-    `tile_size`, `tile_encoder`: the size of tiles where no file has it, and which features of a file with several.
+    `tile_size`: the size of tiles where no file has it. `tile_encoder`, `coords`, `microns_per_pixel`: those of `read_features`.
 
     Raises ValueError naming the lines of `labels` whose slides have no file, or one that will not do: see `read_features`; tiles
     of another width or of another tile encoder than those of the first; tiles that lie as tiles of another size do.
@@ -65,13 +63,14 @@ def look_through(
         ('a.pt', 5, 256, 8)
     """
     by_name = {path.stem: path for path in features_in([folder])}
+    reading: dict[str, Any] = dict(tile_encoder=tile_encoder, coords=coords, microns_per_pixel=microns_per_pixel)
     several: list[SlideFile] = []
     complaints: list[str] = []
     for count, one in enumerate(labels.examples, 1):
         try:
             if one.slide not in by_name:
                 raise ValueError(f"{folder} holds no file of features for slide {shown(one.slide)}")
-            several.append(other := _file(by_name[one.slide], tile_size, tile_encoder))
+            several.append(other := _file(by_name[one.slide], tile_size, reading))
             encoder, path = several[0].tile_encoder, several[0].path
             if other.width != several[0].width:
                 raise ValueError(f"{other.path}: tiles have {other.width} features, but {several[0].width} in {path}")
@@ -85,25 +84,26 @@ def look_through(
     return tuple(several)
 
 
-def slide_reader(files: Sequence[SlideFile], like: Tensor) -> Callable[[int], Slide]:
-    """Return a function that reads the slide of an index, with tiles of the dtype and on the device of `like`."""
+def slide_reader(files: Sequence[SlideFile], like: Tensor) -> Callable[[int], Features]:
+    """Return a function that reads the slide of an index, as a batch of one, with tiles of `like`'s dtype and device."""
 
-    def read(index: int) -> Slide:
+    def read(index: int) -> Features:
         one = files[index]
-        features = read_features(one.path, tile_encoder=one.tile_encoder)
-        return Slide(features.tiles[None].to(like), features.coords[None].to(like.device), one.tile_size)
+        tiles, coords, _, encoder = read_features(one.path, **one.reading)
+        return Features(tiles[None].to(like), coords[None].to(like.device), one.tile_size, encoder)
 
     return read
 
 
-def _file(path: Path, tile_size: int | None, tile_encoder: str | None) -> SlideFile:
-    features = read_features(path, tile_encoder=tile_encoder)
+def _file(path: Path, tile_size: int | None, reading: Mapping[str, Any]) -> SlideFile:
+    features = read_features(path, **reading)
     tiles, width = features.tiles.shape
     try:
+        check_tile_encoder(features.tile_encoder, reading["tile_encoder"] or "")
         size, _ = settled_tile_size(features.tile_size, tile_size, features.coords)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    return SlideFile(path, tiles, size, width, features.tile_encoder)
+    return SlideFile(path, tiles, size, width, features.tile_encoder, reading)
 
 
 class SlideModel(nn.Module):
@@ -113,7 +113,7 @@ class SlideModel(nn.Module):
     once.
     """
 
-    def __init__(self, encoder: SlideEncoder, outputs: int, read: Callable[[int], Slide], freeze: bool = False) -> None:
+    def __init__(self, encoder: SlideEncoder, outputs: int, read: Callable[[int], Features], freeze: bool = False) -> None:
         super().__init__()
         weight = encoder.cls_token
         self.encoder, self.read, self.freeze = encoder, read, freeze
@@ -136,13 +136,9 @@ class SlideModel(nn.Module):
     def trained(self) -> dict[str, Tensor]:
         return {name: weight for name, weight in self.named_parameters() if weight.requires_grad}
 
-    def load_trained(self, weights: dict[str, Tensor]) -> None:
-        with torch.no_grad():
-            for name, weight in self.trained().items():
-                weight.copy_(weights[name])
-
     def _embedding(self, index: int) -> Tensor:
         slide = self.read(index)
+        assert slide.tile_size is not None
         self.encoder.tile_size = slide.tile_size
         [embedding] = self.encoder(slide.tiles, slide.coords)
         return embedding[0]  # type: ignore[no-any-return]
@@ -225,12 +221,6 @@ def config_for(
     if differing := [f"{name}={wanted[name]}" for name in SIZES if wanted.get(name, getattr(base, name)) != getattr(base, name)]:
         raise ValueError(f"{', '.join(differing)}: {found.file} is of {known_as(base)!r}, which has other sizes; leave them out")
     return settled(found, replace(base, global_pool=True), wanted)
-
-
-def check_tile_encoder(slides: Sequence[SlideFile], name: str) -> None:
-    said = slides[0].tile_encoder
-    if said is not None and name.lower() not in said.lower():
-        raise ValueError(f"features are of {said!r}, as {slides[0].path} says, not of {name!r}, which the checkpoint is for")
 
 
 @contextmanager

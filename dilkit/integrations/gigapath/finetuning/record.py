@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dilkit.checks import boolean, integer, real
+from dilkit.integrations.gigapath.finetuning.labels import Example
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,7 +13,7 @@ class Settings:
     """The settings of fine-tuning a slide encoder; the defaults are those of GigaPath's script for PANDA.
 
     - `epochs`, `warmup_epochs`: the learning rate rises from 0 for `warmup_epochs`, then falls as half a cosine.
-    - `accumulate`: slides a step of the optimizer; the last step of an epoch may have fewer.
+    - `accumulate`: slides a step of the optimizer; the last step of an epoch may have fewer. Of a smaller cohort: all of them.
     - `base_rate`: the highest learning rate is `base_rate * accumulate / 256`. `least_rate`: the last.
     - `layer_decay`: by this factor each layer learns more slowly than the one after it.
     - `weight_decay`: of AdamW, on weights of two dimensions and more.
@@ -65,6 +66,29 @@ class Settings:
         """The highest learning rate, that of the head at the end of the warm-up."""
         return self.base_rate * self.accumulate / 256
 
+    def steps(self, slides: int) -> int:
+        return -(-slides // self.accumulate) * self.epochs
+
+    def for_cohort(self, slides: int) -> tuple[Settings, list[str]]:
+        """Return the settings for so many slides to learn from, and notes: on a smaller `accumulate`, and on few steps."""
+        settings, notes = self, []
+        if self.accumulate > slides:
+            settings = replace(self, accumulate=slides, least_rate=self.least_rate * slides / self.accumulate)
+            notes = [
+                f"accumulate={self.accumulate} is more than the {slides} slides to learn from: a step has {slides}, and the "
+                f"highest learning rate falls alike, from {self.peak_rate:.3g} to {settings.peak_rate:.3g}"
+            ]
+        if (steps := settings.steps(slides)) < FEW_STEPS:
+            notes += [
+                f"{steps} steps hardly change the weights: more epochs (--epochs {-(-FEW_STEPS * self.epochs // steps)}) change "
+                "them more, and --freeze makes them cheap: it embeds each slide once"
+            ]
+        return settings, notes
+
+
+FEW_STEPS = 100
+"""GigaPath's script for PANDA, whose rates are the defaults, makes about 1,400."""
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -110,17 +134,10 @@ class Judgement:
     roc: tuple[Roc, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
+@dataclass(frozen=True)
+class Prediction(Example):
     """The result of a slide: probabilities of the classes, in their order, or a risk, the logarithm of a relative hazard."""
 
-    slide: str
-    patient: str
-    line: int
-    split: str
-    label: str | None = None
-    time: float | None = None
-    event: bool | None = None
     probabilities: tuple[float, ...] = ()
     risk: float | None = None
 

@@ -81,6 +81,7 @@ def finetune(
     if splits is None:
         splits = split_examples(labels, settings.seed)
     check_splits(labels, splits)
+    settings, notes = settings.for_cohort(len(splits.train))
     objective = Objective(labels)
     with seeded(settings.seed, encoder.cls_token.device):
         model = SlideModel(encoder, objective.outputs, slide_reader(slides, encoder.cls_token), settings.freeze)
@@ -89,7 +90,7 @@ def finetune(
     training.run(out / CHECKPOINT, progress)
     with files.replacing(out / MODEL) as file:
         torch.save(saved(model, classes=list(labels.classes), tile_encoder=slides[0].tile_encoder), file)
-    return _record(labels, slides, training)
+    return _record(labels, slides, training, notes)
 
 
 def _begin(training: Training, checkpoint: Path, resume: bool) -> None:
@@ -135,9 +136,9 @@ def _short(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _record(labels: Labels, slides: Sequence[SlideFile], training: Training) -> Finetuning:
+def _record(labels: Labels, slides: Sequence[SlideFile], training: Training, notes: Sequence[str]) -> Finetuning:
     scores = training.scores(range(len(labels.examples)))
-    notes = [] if labels.has_patients else [UNKNOWN_PATIENTS.format(labels.source)]
+    notes = [*notes, *([] if labels.has_patients else [UNKNOWN_PATIENTS.format(labels.source)])]
     notes += [f"{labels.source}: column {name} is not read" for name in labels.unread]
     return Finetuning(
         labels=labels.source,

@@ -46,11 +46,11 @@ class Training:
 
     @property
     def steps_of_epoch(self) -> int:
-        return -(-len(self.splits.train) // self.settings.accumulate)
+        return self.steps // self.settings.epochs
 
     @property
     def steps(self) -> int:
-        return self.steps_of_epoch * self.settings.epochs
+        return self.settings.steps(len(self.splits.train))
 
     def run(self, checkpoint: Path, progress: Callable[[int, int, float], None] | None = None) -> None:
         """Train to the end. `checkpoint` is written after each epoch, and every 10 minutes within; `progress(step, steps, loss)`.
@@ -96,7 +96,9 @@ class Training:
         ]
         if differing:
             raise ValueError(f"{path} is of a run with other {'; '.join(differing)}; give the same, or another folder")
-        self.model.load_trained(content["weights"])
+        with torch.no_grad():
+            for name, weight in self.model.trained().items():
+                weight.copy_(content["weights"][name])
         self.optimizer.load_state_dict(content["optimizer"])
         self.losses, self.seconds = list(content["losses"]), content["seconds"]
         self.curve = [Epoch(*values) for values in content["curve"]]
@@ -238,7 +240,7 @@ class Objective:
 
 
 def cox_loss(scores: Tensor, times: Tensor, events: Tensor) -> Tensor:
-    """Return -1 / events * sum over events i of (scores_i - log(sum over times_j >= times_i of exp(scores_j)))
+    """Return Cox's loss, -1 / events * sum over events i of (s_i - log(sum over times_j >= times_i of exp(s_j))).
 
     All are `(n,)`, `events` bool. Efron's rule treats d events at one time: the sum of the k-th of them, k = 0 to d - 1, loses k
     / d of their contributions. Without an event the loss and its gradient are 0.

@@ -1,7 +1,5 @@
 """Checkpoints: published names and shapes, what else lies in the file, files that do not fit, names of a hub, and having none."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import pickle
@@ -184,7 +182,7 @@ PAGE = (ROOT / "docs" / "gigapath.md").read_text()
 
 
 @pytest.mark.slow
-def test_a_slide_is_embedded_without_the_weights(tmp_path: Path) -> None:
+def test_a_slide_is_embedded_without_the_weights(tmp_path):
     name, program, commands = re.findall(
         r'^```python title="([^"]+)"\n(.*?)^```\n\n```console\n(.*?)^```', PAGE, re.MULTILINE | re.DOTALL
     )[0]

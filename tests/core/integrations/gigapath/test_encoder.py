@@ -1,7 +1,5 @@
 """The slide encoder: equal to the procedure written out, its attention maps, and coordinates that lie as no tiles do."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import warnings
@@ -262,13 +260,15 @@ def test_the_map_is_the_first_row_of_the_layer(layer):
     module = model.layers()[layer].self_attn
     heads = module.heads
     module.heads = lambda x: seen.append(heads(x)) or seen[-1]
-    found = attention_map(model, tiles, coords, layer)
+    found, mean = (attention_map(model, tiles, coords, layer, of_tiles=mean) for mean in (False, True))
     seen.clear()
     with torch.no_grad():
         model(tiles, coords)
     query, key, _ = (x.view(2, 21, 4, 12) for x in seen[0])
     unit = torch.eye(21, dtype=torch.float64)[None, :, None].expand(2, 21, 4, 21)
-    right = oracle_attention(query, key, unit, model.config.pattern)[0].transpose(1, 2)[:, :, 0, 1:]
+    weights = oracle_attention(query, key, unit, model.config.pattern)[0].transpose(1, 2)
+    right = weights[:, :, 0, 1:]
+    assert (mean - weights[:, :, 1:, 1:].mean(dim=2)).abs().max() <= 1e-12
     assert found.shape == (2, 4, 20)
     assert not found.requires_grad
     assert (found - right).abs().max() <= 1e-12

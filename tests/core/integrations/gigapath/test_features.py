@@ -1,7 +1,5 @@
 """Files of tile features: what is read from each kind and of each producer, and what is refused by name."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

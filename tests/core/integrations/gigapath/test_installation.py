@@ -1,7 +1,5 @@
 """GigaPath's `create_model` and what `install` puts in the place of its package: arguments, callers, and how that is undone."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import json
@@ -34,7 +32,7 @@ PACKAGES = ("gigapath", "flash_attn", "torchscale")
 
 
 @pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+def files(tmp_path: Path, monkeypatch) -> dict[str, Path]:
     """Write random weights by architecture; a stand-in for huggingface_hub returns them by repository."""
     files = {}
     for seed, (arch, config) in enumerate(NARROW.items()):
@@ -82,7 +80,7 @@ def not_installed() -> Iterator[None]:
         ),
     ],
 )
-def test_settings(settings: dict[str, Any], fields: dict[str, Any]) -> None:
+def test_settings(settings, fields):
     config = create_model("", ARCH, 1536, **settings).config
     assert {name: getattr(config, name) for name in fields} == fields
 
@@ -105,7 +103,11 @@ def test_settings(settings: dict[str, Any], fields: dict[str, Any]) -> None:
         (dict(model_arch="vit"), ValueError, "model_arch='vit' is not known; choose from 'gigapath_slide_enc12l768d'"),
         (dict(in_chans=0), ValueError, "in_chans=0 must be at least 1"),
         (dict(pretrained=None), TypeError, "pretrained=None is a NoneType; a path, 'hf_hub:NAME' or '' is needed"),
-        (dict(pretrained=Path("none.pth")), FileNotFoundError, r"none\.pth' is not there; give a file, 'hf_hub:NAME', or ''"),
+        (
+            dict(pretrained=Path("none.pth")),
+            FileNotFoundError,
+            r"'none\.pth' does not exist; give the file of the weights, or 'hf_hub:",
+        ),
         (
             dict(pretrained=FLASH_ARCH),
             ValueError,
@@ -118,15 +120,13 @@ def test_settings(settings: dict[str, Any], fields: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_arguments_of_create_model_that_are_refused(
-    files: dict[str, Path], settings: dict[str, Any], error: type[Exception], text: str
-) -> None:
+def test_arguments_of_create_model_that_are_refused(files, settings, error, text):
     given = dict(pretrained="", model_arch=ARCH, in_chans=1536) | settings
     with pytest.raises(error, match=text):
         create_model(**given | dict(pretrained=files.get(given["pretrained"], given["pretrained"])))
 
 
-def test_what_a_checkpoint_stores_holds(files: dict[str, Path], tmp_path: Path) -> None:
+def test_what_a_checkpoint_stores_holds(files, tmp_path):
     content = torch.load(files[ARCH])
     torch.save({**content, "global_pool": True, "segment_lengths": (4, 8, 16, 32, 64)}, tmp_path / "stored.pth")
     config = create_model(tmp_path / "stored.pth", ARCH, 1536, tile_size=512).config
@@ -136,7 +136,7 @@ def test_what_a_checkpoint_stores_holds(files: dict[str, Path], tmp_path: Path) 
             create_model(tmp_path / "stored.pth", ARCH, 1536, **given)
 
 
-def test_training_mode_is_warned_of_where_nothing_is_trained() -> None:
+def test_training_mode_is_warned_of_where_nothing_is_trained():
     tiles, coords = tiles_and_coords(1536)
     model = create_model("", ARCH, 1536)
     with torch.no_grad(), pytest.warns(UserWarning, match=r"dropout changes the embeddings.*\.eval\(\)") as caught:
@@ -148,7 +148,7 @@ def test_training_mode_is_warned_of_where_nothing_is_trained() -> None:
         model.eval()(tiles, coords)
 
 
-def test_half_coordinates_that_are_no_pixels_are_refused() -> None:
+def test_half_coordinates_that_are_no_pixels_are_refused():
     model = create_model("", ARCH, 1536, slide_ngrids=300).eval()
     tiles, coords = tiles_and_coords(1536)
     with pytest.warns(UserWarning, match="are lost"), pytest.raises(ValueError, match="outside the grid of 300 x 300"):
@@ -157,7 +157,7 @@ def test_half_coordinates_that_are_no_pixels_are_refused() -> None:
         model(tiles, coords.bfloat16())
 
 
-def test_it_is_a_slide_encoder_with_their_call_and_grid() -> None:
+def test_it_is_a_slide_encoder_with_their_call_and_grid():
     model = create_model("", ARCH, 1536).eval()
     tiles, coords = tiles_and_coords(1536)
     assert isinstance(model, SlideEncoder)
@@ -203,7 +203,7 @@ def texts(call: Callable[[], Any]) -> tuple[Any, list[str]]:
 
 
 @pytest.mark.parametrize("name", CALLERS)
-def test_each_package_gets_its_embeddings(files: dict[str, Path], name: str) -> None:
+def test_each_package_gets_its_embeddings(files, name):
     caller, settings = CALLERS[name], CALLERS[name].settings
     pool, channels = settings.get("global_pool", False), NARROW[caller.arch].in_chans
     with install():
@@ -234,7 +234,7 @@ def create_model(pretrained, model_arch, in_chans, local_dir="there", **kwargs):
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def installed(tmp_path: Path, monkeypatch):
     """Install GigaPath's package: its encoder, the module that looks for flash-attn, and another one."""
     component = tmp_path / "gigapath" / "torchscale" / "component"
     component.mkdir(parents=True)
@@ -248,11 +248,11 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "gigapath")
 
 
-def slide_encoder() -> Any:
+def slide_encoder():
     return importlib.import_module("gigapath.slide_encoder")
 
 
-def test_a_module_stands_in_where_the_package_is_not_installed() -> None:
+def test_a_module_stands_in_where_the_package_is_not_installed():
     with install():
         package = importlib.import_module("gigapath")
         assert package.slide_encoder is slide_encoder()
@@ -273,7 +273,7 @@ def test_a_module_stands_in_where_the_package_is_not_installed() -> None:
 
 
 @pytest.mark.parametrize("loaded", ["before", "later"])
-def test_the_function_of_an_installed_package_is_replaced_and_put_back(installed: None, loaded: str) -> None:
+def test_the_function_of_an_installed_package_is_replaced_and_put_back(installed, loaded):
     own = slide_encoder().create_model if loaded == "before" else None
     with install():
         create_model = slide_encoder().create_model
@@ -291,7 +291,7 @@ def test_the_function_of_an_installed_package_is_replaced_and_put_back(installed
     assert slide_encoder().create_model("w", "a", 3)[0] == "theirs"
 
 
-def test_a_module_stands_in_where_the_package_cannot_be_imported(installed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_stands_in_where_the_package_cannot_be_imported(installed, monkeypatch):
     monkeypatch.setattr(module_under_test, "NEEDED", ("torch", "no_such_package"))
     package = importlib.import_module("gigapath")
     with install():
@@ -304,7 +304,7 @@ def test_a_module_stands_in_where_the_package_cannot_be_imported(installed: None
 
 
 @pytest.mark.parametrize("first_out", [0, 1])
-def test_installations_nest_and_the_latest_rules(first_out: int) -> None:
+def test_installations_nest_and_the_latest_rules(first_out):
     handles = [install(backend="reference"), install(backend="sdpa")]
     create_model = slide_encoder().create_model
     assert create_model("", ARCH, 1536).attention.backend == "sdpa"
@@ -314,7 +314,7 @@ def test_installations_nest_and_the_latest_rules(first_out: int) -> None:
     assert "gigapath.slide_encoder" not in sys.modules
 
 
-def test_flash_attn_stands_in_where_it_is_asked_for() -> None:
+def test_flash_attn_stands_in_where_it_is_asked_for():
     with install():
         assert importlib.util.find_spec("flash_attn") is None
     with install(flash_attn="2.5.8") as handle:
@@ -335,7 +335,7 @@ def test_flash_attn_stands_in_where_it_is_asked_for() -> None:
         importlib.import_module("flash_attn")
 
 
-def test_an_installed_flash_attn_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_flash_attn_is_left_alone(tmp_path, monkeypatch):
     (tmp_path / "flash_attn.py").write_text("__version__ = '2.8.3'")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "flash_attn")
@@ -344,7 +344,7 @@ def test_an_installed_flash_attn_is_left_alone(tmp_path: Path, monkeypatch: pyte
     assert importlib.import_module("flash_attn").__version__ == "2.8.3"
 
 
-def test_modules_that_others_have_made_are_left_alone() -> None:
+def test_modules_that_others_have_made_are_left_alone():
     """They have no `__spec__`, so that Python refuses to look for them."""
     others = {name: ModuleType(name) for name in ("flash_attn", "gigapath")}
     sys.modules.update(others)
@@ -355,7 +355,7 @@ def test_modules_that_others_have_made_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("loaded", ["before", "later"])
-def test_the_package_is_given_a_function_where_flash_attn_stands_in(installed: None, loaded: str) -> None:
+def test_the_package_is_given_a_function_where_flash_attn_stands_in(installed, loaded):
     if loaded == "before":
         importlib.import_module(FLASH)
     with install(flash_attn="2.5.8"), pytest.raises(RuntimeError, match="computes nothing"):
@@ -371,7 +371,7 @@ def test_the_package_is_given_a_function_where_flash_attn_stands_in(installed: N
         (dict(flash_attn=""), "flash_attn='' must be"),
     ],
 )
-def test_arguments_of_install_that_are_refused(options: dict[str, Any], text: str) -> None:
+def test_arguments_of_install_that_are_refused(options, text):
     with pytest.raises(TypeError, match=text):
         install(**options)
     with pytest.raises(ImportError):
@@ -393,7 +393,7 @@ sys.exit(3)
 """
 
 
-def test_a_script_is_run_as_python_runs_it(tmp_path: Path) -> None:
+def test_a_script_is_run_as_python_runs_it(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     (tmp_path / "beside.py").touch()
@@ -415,7 +415,7 @@ def test_a_script_is_run_as_python_runs_it(tmp_path: Path) -> None:
     )
 
 
-def test_a_script_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_script_that_is_not_there_is_refused(capsys, tmp_path):
     before = [*sys.argv]
     with pytest.raises(SystemExit) as ended:
         main(["run", str(tmp_path / "none.py")])

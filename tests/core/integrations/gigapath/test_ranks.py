@@ -1,7 +1,5 @@
 """A slide over ranks: every rank returns what one computes alone."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

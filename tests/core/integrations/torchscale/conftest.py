@@ -1,7 +1,5 @@
 """The classes that are patched: the procedure as published, and those of checkouts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +8,7 @@ from helpers.torchscale_peer import loaded, unavailable
 
 
 @pytest.fixture
-def peer(request: pytest.FixtureRequest) -> Iterator[type[Any]]:
+def peer(request) -> Iterator[type[Any]]:
     """Return torchscale's class, by default a peer written from the published procedure."""
     name = getattr(request, "param", "published")
     if why := unavailable(name):

@@ -1,7 +1,5 @@
 """What `install` patches, when, and how that is undone."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import inspect
@@ -38,7 +36,7 @@ def nothing_left() -> Iterator[None]:
 
 
 @pytest.fixture(params=FORKS)
-def fork(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def fork(request, tmp_path: Path, monkeypatch) -> Iterator[str]:
     folder = tmp_path.joinpath(*request.param.split("."), "component")
     folder.mkdir(parents=True)
     (folder / "dilated_attention.py").write_text(SOURCE)
@@ -52,7 +50,7 @@ def is_patched(kind: type[Any]) -> bool:
     return hasattr(kind.forward, "__wrapped__")
 
 
-def test_loaded_classes_are_patched_and_restored(peer: type[Any]) -> None:
+def test_loaded_classes_are_patched_and_restored(peer):
     own = vars(peer)["forward"]
     handle = install()
     assert is_patched(peer)
@@ -63,7 +61,7 @@ def test_loaded_classes_are_patched_and_restored(peer: type[Any]) -> None:
     assert vars(peer)["forward"] is own
 
 
-def test_a_module_that_is_loaded_later_is_patched(fork: str) -> None:
+def test_a_module_that_is_loaded_later_is_patched(fork):
     with install():
         module = importlib.import_module(fork)
         assert is_patched(kind := module.DilatedAttention)
@@ -79,7 +77,7 @@ def test_a_module_that_is_loaded_later_is_patched(fork: str) -> None:
         assert is_patched(module.DilatedAttention)
 
 
-def test_a_module_that_is_looked_for_only(fork: str) -> None:
+def test_a_module_that_is_looked_for_only(fork):
     with install():
         spec = importlib.util.find_spec(fork)
         assert spec is not None
@@ -90,7 +88,7 @@ def test_a_module_that_is_looked_for_only(fork: str) -> None:
     assert not is_patched(module.DilatedAttention), "it was uninstalled before"
 
 
-def test_segment_lengths_that_numpy_2_writes_are_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segment_lengths_that_numpy_2_writes_are_evaluated(tmp_path, monkeypatch):
     folder = tmp_path / "my_torchscale" / "architecture"
     folder.mkdir(parents=True)
     (folder / "config.py").write_text("def lengths(text):\n    return eval(text)\n")
@@ -109,9 +107,7 @@ def test_segment_lengths_that_numpy_2_writes_are_evaluated(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("fork", ["torchscale"], indirect=True)
-def test_a_later_version_is_compared_at_its_first_call(
-    fork: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_later_version_is_compared_at_its_first_call(fork, monkeypatch, tmp_path, capsys):
     asked: list[str] = []
 
     def outcome(command):
@@ -137,7 +133,7 @@ def test_a_later_version_is_compared_at_its_first_call(
         call("0.5.0")
 
 
-def test_a_module_that_fails_to_load_is_not_in_the_way(fork: str, tmp_path: Path) -> None:
+def test_a_module_that_fails_to_load_is_not_in_the_way(fork, tmp_path):
     (file,) = tmp_path.rglob("dilated_attention.py")
     file.write_text("raise RuntimeError('broken')")
     with install(), pytest.raises(RuntimeError, match="broken"):
@@ -147,7 +143,7 @@ def test_a_module_that_fails_to_load_is_not_in_the_way(fork: str, tmp_path: Path
 @pytest.mark.parametrize(
     "name", ["torchscale.component.other", "torchscale.dilated_attention", "other.component.dilated_attention"]
 )
-def test_other_modules_are_left_alone(name: str, peer: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_modules_are_left_alone(name, peer, monkeypatch):
     module = ModuleType(name)
     module.DilatedAttention = type("DilatedAttention", (peer,), {"forward": lambda self, x: x})
     monkeypatch.setitem(sys.modules, name, module)
@@ -158,7 +154,7 @@ def test_other_modules_are_left_alone(name: str, peer: type[Any], monkeypatch: p
 
 
 @pytest.mark.parametrize("first_out", [0, 1])
-def test_installations_nest_and_the_latest_rules(peer: type[Any], first_out: int) -> None:
+def test_installations_nest_and_the_latest_rules(peer, first_out):
     own, names = vars(peer)["forward"], ["first", "second"]
     made, x = layer(peer, [8, 16], [1, 4]), torch.randn(1, 13, 32, dtype=torch.float64)
     handles = [install(backend=name) for name in names]
@@ -171,7 +167,7 @@ def test_installations_nest_and_the_latest_rules(peer: type[Any], first_out: int
     assert vars(peer)["forward"] is own
 
 
-def test_a_later_patch_of_others_stays(peer: type[Any]) -> None:
+def test_a_later_patch_of_others_stays(peer):
     made, x = layer(peer, [8], [1]), torch.randn(1, 16, 32, dtype=torch.float64)
     own = made(x, x, x)[0]
     with install(backend="reference"):
@@ -190,7 +186,7 @@ def test_a_later_patch_of_others_stays(peer: type[Any]) -> None:
         (dict(backend=[]), ValueError, r"backend=\[\] must be"),
     ],
 )
-def test_refused_arguments(peer: type[Any], options: dict[str, Any], error: type[Exception], text: str) -> None:
+def test_refused_arguments(peer, options, error, text):
     with pytest.raises(error, match=text):
         install(**options)
     assert not is_patched(peer)

@@ -1,13 +1,10 @@
-"""dilkit computes what the classes compute that it is installed into: with their weights, over ranks, in calls of all kinds."""
-
-from __future__ import annotations
+"""Classes of torchscale with dilkit installed, against themselves."""
 
 import sys
 import warnings
 from collections.abc import Iterator
 from itertools import pairwise
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -23,7 +20,7 @@ from dilkit.integrations.torchscale.install import MaskMemory
 from dilkit.integrations.torchscale.proving import layer
 
 EVERY_PEER = pytest.mark.parametrize("peer", PEERS, indirect=True)
-PATTERNS: dict[str, tuple[list[int], list[int], int, int]] = {
+PATTERNS = {
     "whole segments": ([8, 16, 32], [1, 2, 4], 4, 64),
     "short last segments": ([8, 16, 32], [1, 2, 4], 4, 43),
     "a last segment of one row": ([8, 24, 64], [1, 2, 4], 4, 41),
@@ -38,7 +35,7 @@ PATTERNS: dict[str, tuple[list[int], list[int], int, int]] = {
 CASES = pytest.mark.parametrize("case", PATTERNS.values(), ids=PATTERNS)
 
 
-def both(made: Any, *inputs: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+def both(made, *inputs: Tensor, **options) -> tuple[Tensor, Tensor]:
     own, none = made(*inputs, **options)
     with install():
         found, nothing = made(*inputs, **options)
@@ -54,21 +51,21 @@ def difference(a: Tensor, b: Tensor) -> float:
 @EVERY_PEER
 @CASES
 @pytest.mark.parametrize("is_causal", [False, True], ids=["", "causal"])
-def test_fp64(peer: type[Any], case: tuple[list[int], list[int], int, int], is_causal: bool) -> None:
+def test_fp64(peer, case, is_causal):
     lengths, ratios, heads, rows = case
     inputs = torch.randn(3, 2, rows, 8 * heads, dtype=torch.float64).unbind()
     own, found = both(layer(peer, lengths, ratios, heads), *inputs, is_causal=is_causal)
     assert difference(own, found) <= 1e-12
 
 
-def test_more_ratios_than_lengths(peer: type[Any]) -> None:
+def test_more_ratios_than_lengths(peer):
     """They are cut as by `zip`. Forks have such configurations, which fail an assertion in torchscale."""
     x = torch.randn(2, 33, 32, dtype=torch.float64)
     assert difference(*both(layer(peer, [10, 20], [1, 2, 3, 4]), x, x, x)) <= 1e-12
 
 
 @EVERY_PEER
-def test_exact_tails_differ_where_there_is_padding_alone(peer: type[Any]) -> None:
+def test_exact_tails_differ_where_there_is_padding_alone(peer):
     made = layer(peer, [8, 16, 32], [1, 2, 4])
     for rows, least, most in ((64, 0.0, 1e-12), (43, 1e-2, 10.0)):
         x = torch.randn(1, rows, 32, dtype=torch.float64)
@@ -77,7 +74,7 @@ def test_exact_tails_differ_where_there_is_padding_alone(peer: type[Any]) -> Non
             assert least <= difference(made(x, x, x)[0], own) <= most
 
 
-def gradients(made: Any, x: Tensor, call: Any) -> dict[str, Tensor]:
+def gradients(made, x: Tensor, call) -> dict[str, Tensor]:
     wanted = {"x": x, **{name: p for name, p in made.named_parameters() if name != "k_proj.bias"}}  # whose gradient is 0
     weights = torch.linspace(-1, 1, x.numel(), dtype=x.dtype).view_as(x)
     return dict(zip(wanted, torch.autograd.grad((call(x) * weights).sum(), [*wanted.values()]), strict=True))
@@ -89,7 +86,7 @@ def off(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
 
 @EVERY_PEER
 @pytest.mark.parametrize("rows", [64, 43])
-def test_gradients_are_those_of_one_softmax(peer: type[Any], rows: int) -> None:
+def test_gradients_are_those_of_one_softmax(peer, rows):
     """The class ignores that the weights of branches depend on queries and keys: wrong by a fifth and more."""
     made = layer(peer, [8, 16, 32], [1, 2, 4])
     x = torch.randn(2, rows, 32, dtype=torch.float64, requires_grad=True)
@@ -112,7 +109,7 @@ def warned() -> Iterator[list[warnings.WarningMessage]]:
 
 
 @EVERY_PEER
-def test_where_torchscale_is_wrong_dilkit_is_not_and_says_so_once(peer: type[Any], warned: list[Any], request: Any) -> None:
+def test_where_torchscale_is_wrong_dilkit_is_not_and_says_so_once(peer, warned, request):
     """With a ratio that does not divide its length, torchscale puts results into wrong rows."""
     made = layer(peer, [8, 10], [1, 4])
     x = torch.randn(1, 43, 32, dtype=torch.float64)
@@ -134,7 +131,7 @@ BLOCK = DilatedAttention(Pattern([8, 16], [1, 2], offset="block"))
 
 @EVERY_PEER
 @pytest.mark.parametrize("tail", ["zeros", "exact"])
-def test_there_and_back(peer: type[Any], tail: str) -> None:
+def test_there_and_back(peer, tail):
     made, x = layer(peer, [8, 16, 32], [1, 2, 4]).eval(), torch.randn(2, 43, 32, dtype=torch.float64)
     ours = MultiheadDilatedAttention.from_torchscale(made, tail=tail)
     with install(tail=tail):
@@ -146,7 +143,7 @@ def test_there_and_back(peer: type[Any], tail: str) -> None:
     assert all(torch.equal(p, q) for p, q in zip(again.parameters(), made.parameters(), strict=True))
 
 
-def test_copies_have_the_norm_and_dtype_but_share_no_memory(peer: type[Any]) -> None:
+def test_copies_have_the_norm_and_dtype_but_share_no_memory(peer):
     made = layer(peer, [8], [1], layernorm_eps=0.5)
     ours = MultiheadDilatedAttention.from_torchscale(made)
     assert ours.inner_norm.eps == 0.5
@@ -164,12 +161,12 @@ def test_copies_have_the_norm_and_dtype_but_share_no_memory(peer: type[Any]) -> 
     made.load_state_dict(ours.to_torchscale_state_dict())
 
 
-def test_another_module_is_refused() -> None:
+def test_another_module_is_refused():
     with pytest.raises(TypeError, match="module is a Linear without args, q_proj, k_proj, v_proj, out_proj, inner_attn_ln, xpos"):
         MultiheadDilatedAttention.from_torchscale(nn.Linear(2, 2))
 
 
-def test_what_the_module_cannot_hold_is_refused(peer: type[Any]) -> None:
+def test_what_the_module_cannot_hold_is_refused(peer):
     made = layer(peer, [8], [1], dropout=0.5)
     made.xpos, made.q_proj = nn.Identity(), nn.Identity()
     words = r"module has xpos_rel_pos \(xPos\), attention_dropout .*, q_proj \(a Identity.*multiway"
@@ -198,12 +195,12 @@ def test_what_the_module_cannot_hold_is_refused(peer: type[Any]) -> None:
         (DilatedAttention(BLOCK.pattern, bias=Alibi(torch.ones(4))), {}, "a bias of the scores"),
     ],
 )
-def test_what_torchscale_cannot_hold_is_refused(attention: nn.Module, options: dict[str, Any], text: str) -> None:
+def test_what_torchscale_cannot_hold_is_refused(attention, options, text):
     with pytest.raises(ValueError, match=f"this module has {text}.*: torchscale's DilatedAttention cannot hold that"):
         MultiheadDilatedAttention(32, 4, attention, **options).to_torchscale_state_dict()
 
 
-def test_adapters_and_hooks_are_refused(peer: type[Any]) -> None:
+def test_adapters_and_hooks_are_refused(peer):
     made = layer(peer, [8], [1])
     ours = MultiheadDilatedAttention.from_torchscale(made)
     ours.out_proj = nn.Sequential(ours.out_proj)
@@ -214,7 +211,7 @@ def test_adapters_and_hooks_are_refused(peer: type[Any]) -> None:
         MultiheadDilatedAttention.from_torchscale(made)
 
 
-def patched(comm: Comm, peer: str) -> None:
+def patched(comm: Comm, peer: str):
     with loaded(peer) as kind:
         if peer == "published":
             utils = sys.modules[PUBLISHED.replace("dilated_attention", "utils")] = ModuleType("utils")
@@ -242,7 +239,7 @@ def patched(comm: Comm, peer: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("peer", PEERS)
-def test_two_ranks_compute_the_whole(peer: str) -> None:
+def test_two_ranks_compute_the_whole(peer):
     launch.run("gloo", 2, patched, peer)
 
 
@@ -264,12 +261,12 @@ def rows(count: int, batch: int = 2) -> Tensor:
     return torch.randn(batch, count, 32, dtype=torch.float64)
 
 
-def close(found: Tensor, expected: Tensor) -> None:
+def close(found: Tensor, expected: Tensor):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.long])
-def test_masks_are_applied_or_ignored(peer: type[Any], dtype: torch.dtype) -> None:
+def test_masks_are_applied_or_ignored(peer, dtype):
     made, x, mask = layer(peer, LENGTHS, RATIOS), rows(43), torch.zeros(2, 43, dtype=torch.bool)
     mask[0, 30:] = mask[1, :5] = True
     for way, hidden in (("apply", mask), ("ignore", None)):
@@ -288,12 +285,12 @@ class Elsewhere(torch.Tensor):
     looks = 0
     device = torch.device("xpu")
 
-    def any(self) -> Any:
+    def any(self):
         Elsewhere.looks += 1
         return self.as_subclass(torch.Tensor).any()
 
 
-def test_a_mask_is_looked_at_once_where_that_takes_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mask_is_looked_at_once_where_that_takes_waiting(monkeypatch):
     monkeypatch.setattr(Elsewhere, "looks", 0)
     memory, mask = MaskMemory(), torch.zeros(2, 43, dtype=torch.bool).as_subclass(Elsewhere)
     assert [memory.hides(mask) for _ in range(12)] == [False] * 12
@@ -314,7 +311,7 @@ def test_a_mask_is_looked_at_once_where_that_takes_waiting(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("xpos", [None, Turn()], ids=["", "xpos"])
 @pytest.mark.parametrize("tail", ["zeros", "exact"])
-def test_decoding_is_the_whole_row_by_row(peer: type[Any], xpos: Any, tail: str) -> None:
+def test_decoding_is_the_whole_row_by_row(peer, xpos, tail):
     made, x, state = layer(peer, LENGTHS, RATIOS), rows(43), {}
     made.xpos = xpos
     whole = by_the_oracle(made, x, is_causal=True)
@@ -330,7 +327,7 @@ def test_decoding_is_the_whole_row_by_row(peer: type[Any], xpos: Any, tail: str)
     close(state["prev_key"].transpose(1, 2).flatten(2), made.k_proj(x))
 
 
-def test_decoding_with_a_mask_of_all_keys(peer: type[Any]) -> None:
+def test_decoding_with_a_mask_of_all_keys(peer):
     """A mask of the new rows does not say which older keys are padding."""
     made, x, state, mask = layer(peer, LENGTHS, RATIOS), rows(43), {}, torch.zeros(2, 43, dtype=torch.bool)
     mask[1, :9] = True
@@ -344,7 +341,7 @@ def test_decoding_with_a_mask_of_all_keys(peer: type[Any]) -> None:
             made(x[:, :1], x[:, :1], x[:, :1], state, key_padding_mask=mask[:, :1], is_causal=True)
 
 
-def test_a_state_of_other_sequences_is_refused(peer: type[Any]) -> None:
+def test_a_state_of_other_sequences_is_refused(peer):
     """A view of it would give rows of four sequences to two."""
     made, x, state = layer(peer, LENGTHS, RATIOS), rows(11, batch=4), {}
     with install():
@@ -357,7 +354,7 @@ def test_a_state_of_other_sequences_is_refused(peer: type[Any]) -> None:
     assert tuple(state["prev_key"].shape) == (4, 4, 11, 8)
 
 
-def test_a_subclass_with_a_procedure_of_its_own_is_refused(peer: type[Any]) -> None:
+def test_a_subclass_with_a_procedure_of_its_own_is_refused(peer):
     x = rows(16)
     other = type("Other", (peer,), {"gathering": lambda self: None})
     same = type("Same", (peer,), {"note": 3})
@@ -370,7 +367,7 @@ def test_a_subclass_with_a_procedure_of_its_own_is_refused(peer: type[Any]) -> N
 @pytest.mark.parametrize("peer", CHECKOUTS, indirect=True)
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("option", ["xpos_rel_pos", "multiway"])
-def test_what_else_torchscale_can_do(peer: type[Any], option: str, is_causal: bool) -> None:
+def test_what_else_torchscale_can_do(peer, option, is_causal):
     made, x = layer(peer, LENGTHS, RATIOS, **{option: True}), rows(43)
     for part in made.modules():
         if hasattr(part, "split_position"):
@@ -383,7 +380,7 @@ def test_what_else_torchscale_can_do(peer: type[Any], option: str, is_causal: bo
 @pytest.mark.slow
 @pytest.mark.parametrize("lengths", [LENGTHS, [8, 18, 32]], ids=["", "with a warning"])
 @pytest.mark.filterwarnings("ignore:segment_length=18")
-def test_it_compiles_as_one_graph(peer: type[Any], lengths: list[int]) -> None:
+def test_it_compiles_as_one_graph(peer, lengths):
     made, x, mask = layer(peer, lengths, RATIOS), rows(43), torch.zeros(2, 43, dtype=torch.bool)
     mask[0, 3] = True
     with install():
@@ -392,7 +389,7 @@ def test_it_compiles_as_one_graph(peer: type[Any], lengths: list[int]) -> None:
             close(compiled(x, x, x, key_padding_mask=hidden)[0], made(x, x, x, key_padding_mask=hidden)[0])
 
 
-def test_autocast(peer: type[Any]) -> None:
+def test_autocast(peer):
     made, x = layer(peer, LENGTHS, RATIOS).float(), rows(43).float()
     with install(), torch.autocast("cpu", torch.bfloat16):
         found, _ = made(x, x, x)
@@ -401,8 +398,8 @@ def test_autocast(peer: type[Any]) -> None:
 
 
 X, SIZES = rows(43), (LENGTHS, RATIOS)
-REFUSED: dict[str, tuple[tuple[Any, Any], dict[str, Any], str]] = {
-    "attn_mask": (SIZES, dict(attn_mask=torch.zeros(43, 43)), "attn_mask is given, but what sees what is for the segments"),
+REFUSED = {
+    "attn_mask": (SIZES, dict(attn_mask=torch.zeros(43, 43)), "attn_mask is not supported: the segments define"),
     "rel_pos": (SIZES, dict(rel_pos=torch.zeros(8, 43, 43)), r"rel_pos is given, a tensor \(8, 43, 43\).*args.rel_pos_buckets=0"),
     "mask": (SIZES, dict(key_padding_mask=torch.ones(2, 42, dtype=torch.bool)), r"key_padding_mask has shape \(2, 42\)"),
     "keys": (SIZES, dict(key=X[:, :42], value=X[:, :42]), "query has 43 rows, key 42 and value 42"),
@@ -416,13 +413,13 @@ REFUSED: dict[str, tuple[tuple[Any, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused(peer: type[Any], case: str) -> None:
+def test_what_is_refused(peer, case):
     sizes, options, text = REFUSED[case]
     with install(), pytest.raises(ValueError, match=text):
         layer(peer, *sizes)(**dict(query=X, key=X, value=X) | options)
 
 
-def test_dropout_is_refused_in_training_alone(peer: type[Any]) -> None:
+def test_dropout_is_refused_in_training_alone(peer):
     made = layer(peer, LENGTHS, RATIOS, dropout=0.1)
     with install():
         with pytest.raises(ValueError, match=r"attention dropout is 0.1: torchscale drops weights of each branch"):
@@ -433,9 +430,7 @@ def test_dropout_is_refused_in_training_alone(peer: type[Any]) -> None:
 @pytest.mark.parametrize(
     ("xpos", "state", "text"), [(None, {}, "incremental_state is"), (Turn(), None, "xPos is"), (Turn(), {}, "state and xPos is")]
 )
-def test_what_ranks_cannot_do_is_refused(
-    peer: type[Any], monkeypatch: pytest.MonkeyPatch, xpos: Any, state: Any, text: str
-) -> None:
+def test_what_ranks_cannot_do_is_refused(peer, monkeypatch, xpos, state, text):
     utils = ModuleType("utils")
     utils.get_data_parallel_group = lambda: "some ranks"
     monkeypatch.setitem(sys.modules, PUBLISHED.replace("dilated_attention", "utils"), utils)

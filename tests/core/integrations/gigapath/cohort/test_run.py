@@ -1,7 +1,5 @@
 """A run over a cohort: right embeddings and maps of attention; what is there is kept, what is not the same is made anew."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -9,7 +7,6 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,13 +25,13 @@ LENGTHS = (30, 7, 12, 7, 3)
 NAMES = [f"s{i}.pt" for i in range(len(LENGTHS))]
 
 
-def write_slide(path: Path, n: int, seed: int = 0, **said: Any) -> Path:
+def write_slide(path: Path, n: int, seed: int = 0, **said) -> Path:
     tiles, coords = slide(n, seed)
     torch.save({"features": tiles[0], "coords": coords[0], **said}, path)
     return path
 
 
-def cohort(folder: Path, **changes: Any) -> tuple[list[Path], CohortJob]:
+def cohort(folder: Path, **changes) -> tuple[list[Path], CohortJob]:
     (folder / "out").mkdir()
     torch.save({"model": small().state_dict()}, folder / "weights.pth")
     paths = [write_slide(folder / f"s{i}.pt", n, seed=i) for i, n in enumerate(LENGTHS)]
@@ -43,9 +40,9 @@ def cohort(folder: Path, **changes: Any) -> tuple[list[Path], CohortJob]:
     return paths, replace(CohortJob(folder / "out", model), **changes)
 
 
-def embed(paths: list[Path], job: CohortJob) -> tuple[list[str], list[str], list[str]]:
+def embed(paths: list[Path], job: CohortJob, **changes) -> tuple[list[str], list[str], list[str]]:
     plan = plan_cohort(paths, job)
-    records, refused = embed_share(small(), plan, job)
+    records, refused = embed_share(small(**changes), plan, job)
     finish(plan, job, [*plan.refused, *refused])
     reasons = [one.reason for one in (*plan.refused, *refused)]
     return sorted(one.output for one in records), sorted(one.output for one in plan.kept), reasons
@@ -226,7 +223,7 @@ def test_packs_hold_few_tiles_of_one_size(tmp_path):
 def test_a_file_that_is_no_manifest_is_not_replaced(tmp_path, content):
     paths, job = cohort(tmp_path)
     (job.out / "manifest.json").write_text(content)
-    with pytest.raises(ValueError, match=r"manifest\.json (is no manifest|holds a record)"):
+    with pytest.raises(ValueError, match=r"manifest\.json (is no manifest|holds a damaged record)"):
         plan_cohort(paths, job)
     assert (job.out / "manifest.json").read_text() == content
 
@@ -246,15 +243,16 @@ def test_squares_lie_where_tiles_do_and_hold_their_weights(tmp_path):
     assert (measured[1]["percentile"], measured[3]["percentile"]) == (75.0, 50.0)
 
 
-def test_maps_lie_beside_the_embeddings(tmp_path):
+@pytest.mark.parametrize("mean", [False, True])
+def test_maps_lie_beside_the_embeddings(tmp_path, mean):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     paths, job = cohort(tmp_path, heatmaps=True)
-    embed(paths[:2], job)
+    embed(paths[:2], job, global_pool=mean)
     assert sorted(path.name for path in job.out.iterdir()) == sorted(
         [f"s{i}.{end}" for i in (0, 1) for end in ("pt", "png", "geojson")] + ["manifest.json"]
     )
     shapes = json.loads((job.out / "s0.geojson").read_text())["features"]
-    right = attention_map(small(), *slide(30, 0))[0].float().mean(dim=0)
+    right = attention_map(small(), *slide(30, 0), of_tiles=mean)[0].float().mean(dim=0)
     written = [one["properties"]["measurements"]["attention"] for one in shapes]
     assert written == pytest.approx(right.tolist(), rel=1e-5)
     assert (job.out / "s0.png").read_bytes().startswith(b"\x89PNG")
@@ -294,5 +292,5 @@ def test_maps_need_matplotlib_and_pixels_of_the_scan(tmp_path, monkeypatch):
         ),
     ],
 )
-def test_refusals_name_the_fault_of_a_slide(error: Exception, reason: str) -> None:
+def test_refusals_name_the_fault_of_a_slide(error, reason):
     assert refusal(Path("slide.pt"), error).reason == reason

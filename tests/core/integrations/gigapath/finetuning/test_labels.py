@@ -1,11 +1,8 @@
 """Tables of slides: what is read, that each complaint names its line, and how patients are split."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from helpers.slide_tables import table
@@ -19,7 +16,7 @@ ROWS = st.lists(st.tuples(TEXTS, TEXTS, TEXTS), min_size=2, max_size=12, unique_
 
 
 @given(ROWS)
-def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str, str]]) -> None:
+def test_what_is_written_is_read(tmp_path_factory, rows):
     path = tmp_path_factory.mktemp("labels") / "labels.csv"
     lines = (",".join('"' + cell.replace('"', '""') + '"' for cell in row) for row in [("slide", "patient", "label"), *rows])
     path.write_bytes("\r\n".join(lines).encode("utf-8-sig"))
@@ -36,7 +33,7 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, rows:
     assert not labels.is_survival
 
 
-def test_survival_and_what_is_not_read(tmp_path: Path) -> None:
+def test_survival_and_what_is_not_read(tmp_path):
     labels = read_labels(table(tmp_path, "time,slide,event,age", "1.5,a,1,60", "", "0,b,0,70"))
     assert labels.examples == (Example(2, "a", "a", time=1.5, event=True), Example(4, "b", "b", time=0.0, event=False))
     assert labels.is_survival
@@ -72,13 +69,13 @@ def test_survival_and_what_is_not_read(tmp_path: Path) -> None:
         ([""], "is empty; line 1 has to name the columns"),
     ],
 )
-def test_complaints_name_the_line(tmp_path: Path, lines: list[str], complaint: str) -> None:
+def test_complaints_name_the_line(tmp_path, lines, complaint):
     with pytest.raises(ValueError, match=re.escape(complaint)) as raised:
         read_labels(table(tmp_path, *lines))
     assert str(tmp_path / "labels.csv") in str(raised.value)
 
 
-def test_complaints_are_counted_and_name_what_is_no_text(tmp_path: Path) -> None:
+def test_complaints_are_counted_and_name_what_is_no_text(tmp_path):
     with pytest.raises(ValueError, match=r"line 2: time='x'.*line 11: time='x'[^;]*; and 5 more$"):
         read_labels(table(tmp_path, "slide,time,event", *(f"{i},x,1" for i in range(15))))
     (tmp_path / "labels.csv").write_bytes(b"slide,label\n\xff,x\n")
@@ -91,25 +88,28 @@ def labels_of(patients: list[tuple[int, str]]) -> Labels:
     return Labels("labels.csv", examples, tuple(sorted({label for _, label in patients})), has_patients=True, has_splits=False)
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from("ab")), min_size=20, max_size=80), st.integers(0, 9))
-def test_a_patient_is_on_one_side_and_shares_are_kept(patients: list[tuple[int, str]], seed: int) -> None:
+@given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from("ab")), min_size=4, max_size=80), st.integers(0, 9))
+def test_a_patient_is_on_one_side_and_shares_are_kept(patients, seed):
     labels = labels_of(patients)
+    firsts = Counter(dict(reversed(patients)).values())
     assume(len(labels.classes) == 2)
     try:
         splits = split_examples(labels, seed, val_share=0.1, test_share=0.3)
     except ValueError as error:
-        assert "has no slide" in str(error)  # noqa: PT017  a class may be too small for two sides
+        assert "has no slide" in str(error)  # noqa: PT017
+        assert min(firsts["a"], firsts["b"]) < 2  # a class of two patients has both sides
         assume(False)
     sides = {name: {labels.examples[i].patient for i in getattr(splits, name)} for name in SPLITS}
     everyone = {one.patient for one in labels.examples}
     assert sum(map(len, sides.values())) == len(everyone) == len(set.union(*sides.values()))
     assert sorted([*splits.train, *splits.val, *splits.test]) == list(range(len(patients)))
-    assert abs(len(sides["test"]) - 0.3 * len(everyone)) <= 0.5
-    assert abs(len(sides["val"]) - 0.1 * len(everyone)) <= 1
+    few = min(firsts["a"], firsts["b"]) < 4
+    assert abs(len(sides["test"]) - 0.3 * len(everyone)) <= 0.5 + few
+    assert abs(len(sides["val"]) - 0.1 * len(everyone)) <= 1 + few
     assert splits == split_examples(labels, seed, val_share=0.1, test_share=0.3)
 
 
-def test_classes_are_spread_evenly_and_the_seed_matters() -> None:
+def test_classes_are_spread_evenly_and_the_seed_matters():
     labels = labels_of([(i, "rare" if i % 10 == 0 else "usual") for i in range(200)])
     splits = split_examples(labels)
     assert Counter(labels.examples[i].label for i in splits.test) == {"usual": 36, "rare": 4}
@@ -118,7 +118,7 @@ def test_classes_are_spread_evenly_and_the_seed_matters() -> None:
     assert split_examples(labels, seed=1).test != splits.test
 
 
-def test_splits_of_the_file(tmp_path: Path) -> None:
+def test_splits_of_the_file(tmp_path):
     lines = "a,x,train", "b,y,val", "c,x,test", "d,y,train", "e,y,test"
     splits = split_examples(read_labels(table(tmp_path, "slide,label,split", *lines)))
     assert (splits.train, splits.val, splits.test, splits.drawn) == ((0, 3), (1,), (2, 4), False)
@@ -131,17 +131,18 @@ def test_splits_of_the_file(tmp_path: Path) -> None:
         ("slide,label,split", ["a,x,test", "b,y,val"], "split train has no slides"),
         ("slide,label,split", ["a,x,train", "b,y,train", "c,x,test"], "split test has no slide of class 'y', which line 3"),
         ("slide,label,split", ["a,x,train", "b,y,test", "c,x,test"], "split train has no slide of class 'y', which line 3"),
-        ("slide,time,event,split", ["a,1,0,train", "b,1,1,test", "c,2,1,test"], "nobody in split train has event=1"),
+        ("slide,label", ["a,x", "b,x", "c,y"], "is of; the class has one patient"),
+        ("slide,time,event,split", ["a,1,0,train", "b,1,1,test", "c,2,1,test"], "split train has no event=1"),
         ("slide,time,event,split", ["a,1,1,train", "b,1,1,test", "c,1,0,test"], "no two patients in split test have times"),
     ],
 )
-def test_splits_of_which_nothing_can_be_learnt_or_judged(tmp_path: Path, header: str, lines: list[str], complaint: str) -> None:
+def test_splits_of_which_nothing_can_be_learnt_or_judged(tmp_path, header, lines, complaint):
     with pytest.raises(ValueError, match=re.escape(complaint)) as raised:
         split_examples(read_labels(table(tmp_path, header, *lines)))
-    assert "choose another seed or larger shares, or give a column split" in str(raised.value)
+    assert re.search("choose another seed or larger shares|has one patient, and both need one: add patients", str(raised.value))
 
 
-def test_splits_with_a_patient_on_both_sides_are_refused(tmp_path: Path) -> None:
+def test_splits_with_a_patient_on_both_sides_are_refused(tmp_path):
     lines = "a,x,1", "b,y,2", "c,x,3", "d,y,2"
     labels = read_labels(table(tmp_path, "slide,label,patient", *lines))
     with pytest.raises(ValueError, match="line 5: patient '2' is in splits train and test"):
@@ -156,7 +157,7 @@ def test_splits_with_a_patient_on_both_sides_are_refused(tmp_path: Path) -> None
         (dict(val_share=-0.1), "val_share=-0.1 must be at least 0"),
     ],
 )
-def test_shares(shares: dict[str, float], complaint: str) -> None:
+def test_shares(shares, complaint):
     labels = labels_of([(i, "ab"[i % 2]) for i in range(20)])
     with pytest.raises(ValueError, match=complaint):
         split_examples(labels, **shares)

@@ -1,11 +1,8 @@
 """AUROC, C-index and their intervals, and Cox's partial likelihood, against their definitions."""
 
-from __future__ import annotations
-
 import math
 import sys
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +14,7 @@ from dilkit.integrations.gigapath.finetuning.metrics import auroc, auroc_interva
 from dilkit.integrations.gigapath.finetuning.training import Objective, cox_loss
 
 
-def needs_torchmetrics() -> None:
+def needs_torchmetrics():
     pytest.importorskip("torchmetrics", reason="torchmetrics is not installed (pip install dilkit[finetune])")
 
 
@@ -37,14 +34,14 @@ def harrell(risks: Tensor, times: Tensor, events: Tensor) -> float:
     return right / pairs
 
 
-def test_the_c_index_is_that_of_the_definition_if_there_is_a_pair() -> None:
+def test_the_c_index_is_that_of_the_definition_if_there_is_a_pair():
     for n in (5, 12, 30):
         assert c_index(*patients(n)) == pytest.approx(harrell(*patients(n)), abs=1e-12)
     same = torch.zeros(2), torch.ones(2), torch.tensor([True, True])
     assert c_index(*same) is c_index_interval(*same, 5, 0) is None
 
 
-def test_intervals_are_of_whole_patients() -> None:
+def test_intervals_are_of_whole_patients():
     """One patient has all slides but two: the interval of the mean is as wide as patients differ."""
     x = torch.tensor([0.0, 1.0, *[0.5] * 8])
     interval = metrics.bootstrap(lambda rows: x[rows].mean().item(), ["a", "b", *"c" * 8], resamples=400, seed=0)
@@ -56,7 +53,7 @@ def test_intervals_are_of_whole_patients() -> None:
     assert 100 < interval.resamples < 200
 
 
-def test_the_interval_of_a_c_index_is_that_of_patients_drawn_again() -> None:
+def test_the_interval_of_a_c_index_is_that_of_patients_drawn_again():
     whole = patients(9)
     torch.rand(1)  # the global generator is another one
     interval = c_index_interval(*whole, resamples=60, seed=0)
@@ -69,7 +66,7 @@ def test_the_interval_of_a_c_index_is_that_of_patients_drawn_again() -> None:
     assert interval.low < interval.value == c_index(*whole) < interval.high
 
 
-def test_margins_tell_probabilities_near_1_apart() -> None:
+def test_margins_tell_probabilities_near_1_apart():
     scores = torch.tensor([[0.0, 50.0], [0.0, 60.0]], dtype=torch.float64)
     assert scores.softmax(dim=1)[0, 1] == scores.softmax(dim=1)[1, 1]
     assert torch.equal(metrics.margins(scores)[:, 1], torch.tensor([50.0, 60.0], dtype=torch.float64))
@@ -77,7 +74,7 @@ def test_margins_tell_probabilities_near_1_apart() -> None:
     assert torch.allclose(metrics.margins(three).sigmoid(), three.softmax(dim=1))
 
 
-def test_auroc_is_a_share_of_pairs() -> None:
+def test_auroc_is_a_share_of_pairs():
     needs_torchmetrics()
     generator = torch.Generator().manual_seed(0)
     scores = torch.randint(-4, 5, (40,), generator=generator).double() * 100
@@ -89,7 +86,7 @@ def test_auroc_is_a_share_of_pairs() -> None:
     assert curve.points[-1] == (1.0, 1.0)
 
 
-def test_auroc_of_three_classes_is_the_mean_of_each_against_the_others() -> None:
+def test_auroc_of_three_classes_is_the_mean_of_each_against_the_others():
     needs_torchmetrics()
     scores, targets = torch.randn(30, 3, dtype=torch.float64), torch.arange(30) % 3
     names = [str(i // 2) for i in range(30)]
@@ -101,7 +98,7 @@ def test_auroc_of_three_classes_is_the_mean_of_each_against_the_others() -> None
     assert auroc_interval(scores, torch.zeros(30, dtype=torch.int64), [0], names, 50, 0) is None
 
 
-def test_classes_are_judged(tmp_path: Path) -> None:
+def test_classes_are_judged(tmp_path):
     needs_torchmetrics()
     labels, files = cohort(tmp_path / "slides", 24)
     settings = Settings(epochs=2, accumulate=6, base_rate=0.1, resamples=30)
@@ -117,7 +114,7 @@ def test_classes_are_judged(tmp_path: Path) -> None:
     assert auroc(scores, positive) == pytest.approx(held_out.auroc.value)
 
 
-def test_what_is_missing_is_said_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_said_before_training(tmp_path, monkeypatch):
     labels, files = cohort(tmp_path / "slides")
     for name in [name for name in sys.modules if name.startswith("torchmetrics")]:
         monkeypatch.delitem(sys.modules, name)
@@ -140,7 +137,7 @@ def by_definition(scores: list[float], times: list[float], events: list[bool]) -
 
 @pytest.mark.parametrize("distinct", [1, 3, 5, 1000])
 @pytest.mark.parametrize("share", [0.3, 1.0])
-def test_the_loss_is_that_of_the_definition(distinct: int, share: float) -> None:
+def test_the_loss_is_that_of_the_definition(distinct, share):
     generator = torch.Generator().manual_seed(distinct)
     scores = torch.randn(17, dtype=torch.float64, generator=generator)
     times = torch.randint(distinct, (17,), generator=generator).double()
@@ -151,7 +148,7 @@ def test_the_loss_is_that_of_the_definition(distinct: int, share: float) -> None
 
 
 @pytest.mark.parametrize("scores", [torch.tensor([800.0, -800.0, 0.0]), torch.zeros(3)])
-def test_extreme_scores_and_those_without_an_event(scores: Tensor) -> None:
+def test_extreme_scores_and_those_without_an_event(scores):
     scores.requires_grad_()
     loss = cox_loss(scores, torch.tensor([1.0, 1.0, 2.0]), torch.tensor([True, True, False]))
     (gradient,) = torch.autograd.grad(loss, scores)
@@ -163,7 +160,7 @@ def test_extreme_scores_and_those_without_an_event(scores: Tensor) -> None:
 
 
 @pytest.mark.parametrize(("survival", "outputs"), [(True, 1), (False, 2)])
-def test_targets_are_those_of_the_table(tmp_path, survival: bool, outputs: int) -> None:
+def test_targets_are_those_of_the_table(tmp_path, survival, outputs):
     labels, _ = cohort(tmp_path, survival=survival)
     objective = Objective(labels)
     scores, own = torch.randn(4, outputs, dtype=torch.float64), [7, 2, 5, 9]
