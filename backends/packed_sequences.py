@@ -43,7 +43,8 @@ def backward_each(
         dq, dk, dv, *of_bias = backend.backward(dout[rows], own, out[rows], lse[rows[0], :, rows[1]], one)
         for x, places, part in zip(whole, (rows, keys, keys), (dq, dk, dv), strict=True):
             x[places] = part
-        dbias = [total + part for total, part in zip(dbias, of_bias, strict=True)]
+        for total, part in zip(dbias, of_bias, strict=True):
+            total[(slice(None), *rows) if bias is not None and bias.form.by_query else slice(None)] += part
     return *whole, *dbias
 
 
@@ -69,6 +70,8 @@ def _sequences(problem: Problem, inputs: Inputs) -> Iterator[tuple[Rows, Rows, P
         dropout = None if inputs.dropout is None else inputs.dropout.of_sequence(number)
         if bias is not None and bias.positions is not None:
             bias = bias._replace(positions=bias.positions[:, rows])
+        if bias is not None and bias.form.by_query:
+            bias = bias._replace(weights=bias.weights[:, b, rows])
         one = replace(problem, batch=1, seq=seq, varlen=False, queries=None, query_offset=0)
         if problem.queries is not None:
             offset = default_offset(queries, seq, problem.is_causal) if offsets is None else offsets[number]

@@ -15,6 +15,7 @@ _NAMES = {
     "attention": "dilated_attention",
     "backend": "Backend Limits Refusal",
     "bias.alibi": "Alibi CoordinateAlibi alibi_slopes",
+    "bias.rows": "RowTable",
     "bias.tables": "CoordinateTable GridTable RelativeTable t5_buckets",
     "decoding": "DilatedCache PagedCache PoolFullError",
     "decoding.kvcache": "dilated_attention_with_kvcache",
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from dilkit.attention import dilated_attention as dilated_attention
     from dilkit.backend import Backend as Backend, Limits as Limits, Refusal as Refusal
     from dilkit.bias.alibi import Alibi as Alibi, CoordinateAlibi as CoordinateAlibi, alibi_slopes as alibi_slopes
+    from dilkit.bias.rows import RowTable as RowTable
     from dilkit.bias.tables import (
         CoordinateTable as CoordinateTable,
         GridTable as GridTable,

@@ -60,7 +60,7 @@ def dilated_attention(
     - `dropout_p`: the probability with which a weight is dropped, from 0 up to but without 1; the others are multiplied by `1 /
       (1 - dropout_p)`, and `lse` is of all. The seed, drawn from torch's default generator of the CPU (`torch.manual_seed`), and
       the place of a weight alone decide, the same on every backend.
-    - `bias`: what is added to the scores by head and position: `dilkit.Alibi`, `CoordinateAlibi`, `RelativeTable` or `GridTable`,
+    - `bias`: what is added to the scores by head and position: `dilkit.Alibi`, `CoordinateAlibi`, a table, `RowTable` by query,
       of the heads of `query`. Its slopes or table may require a gradient. Zero keys and sinks have no bias.
     - `softcap`: scores are `softcap * tanh(score / softcap)`, before the bias (Gemma 2, arXiv 2408.00118).
     - `block_layout`: which blocks see which, where the pattern has a branch `BlockSparse(None, block_size)`; no plan is made of
@@ -120,7 +120,7 @@ def dilated_attention(
             options |= dict(bias=bias, softcap=softcap)
             for name, one in dict(block_layout=block_layout, intervals=intervals, query_offset=query_offset).items():
                 if one is not None:
-                    raise ValueError(f"{name} goes with no jagged tensors; compute sequences of one length as a batch")
+                    raise ValueError(f"{name} does not support jagged tensors; compute sequences of one length as a batch")
             return attend_nested(query, key, value, pattern, key_padding_mask, return_lse, **options)
         query, key, value, scale, width = equal_widths(query, key, value, scale)
         inputs = inputs._replace(query=query, key=key, value=value)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dilkit.bias.form import BY_QUERY
 from dilkit.checks import boolean, integer
 from dilkit.device import Capability, Device, check_capability
 from dilkit.pattern import OFFSETS, OVERLAPS, DilatedSegment
@@ -184,6 +185,9 @@ class Limits:
             if name not in self.biases:
                 limit = f"adds {_listed(self.biases)}" if self.biases else "adds nothing to the scores"
                 refusals.append(Refusal("bias", name, limit, 'backend="reference"'))
+        alike = problem.queries is None and not problem.kv_cache and not problem.stored
+        if problem.bias is not None and problem.bias.by_query and not alike:
+            refusals.append(Refusal("bias", BY_QUERY, "as many queries as keys are needed, and no cache"))
         if problem.stored:  # the tables of the step say what is seen
             limit = f"attends to stored rows of {_listed(self.stored)}" if self.stored else "attends to no stored rows"
             return refusals if problem.stored in self.stored else [*refusals, Refusal("stored rows", problem.stored, limit)]
@@ -277,8 +281,9 @@ class Backend(ABC):
         return ""
 
     def proof_facts(self, problem: Problem) -> tuple[str, ...]:
-        """Return what a proof of its kernels for `problem` holds for: the device, its driver, the kernels' sources, their
-        compiler, and what is asked of them. Empty: they are trusted everywhere.
+        """Return the facts that a proof of its kernels for `problem` depends on; empty: they are trusted everywhere.
+
+        They are the device, its driver, the kernels' sources, their compiler, and the call.
         """
         return ()
 

@@ -80,7 +80,7 @@ class Device:
 
     @classmethod
     def assume(cls, text: str) -> Device:
-        """Return the facts of a device that need not be there: "sm_61", "6.1", "gfx942" or "cpu".
+        """Return the facts of a device that need not be there: "sm_61", "6.1", "gtx1080", "gfx942" or "cpu".
 
         Raises ValueError for any other text and TypeError for anything but a text.
         """
@@ -127,7 +127,7 @@ GENERATIONS = (
     Generation((8, 0), "Ampere", "A100", _AMPERE),
     Generation((8, 6), "Ampere", "RTX 3090", _AMPERE),
     Generation((8, 9), "Ada", "RTX 4090", _AMPERE | {"fp8"}),
-    Generation((9, 0), "Hopper", "H100", _HOPPER),
+    Generation((9, 0), "Hopper", "H100, H200", _HOPPER),
     Generation((10, 0), "Blackwell", "B200", (_HOPPER - {"wgmma"}) | {"tcgen05"}),
     Generation((12, 0), "Blackwell", "RTX 5090", _HOPPER - {"wgmma"}),
 )
@@ -166,15 +166,18 @@ def features_of(capability: Capability) -> frozenset[str]:
 
 
 def parse_capability(text: str) -> Capability:
-    """Parse the compute capability in "sm_61", "sm61", "61" or "6.1". Raises ValueError for any other text."""
+    """Parse the compute capability in "sm_61", "6.1" or a known name, "gtx1080". Raises ValueError for any other text."""
     if not isinstance(text, str):
         raise TypeError(f"device {shown(text)} is a {type(text).__name__}; write it as a text, sm_61 or 6.1")
-    match = re.fullmatch(r"(?:sm_?)?(\d{1,2})\.?(\d)", text.strip().lower())
-    if not match:
-        known = ", ".join(f"sm_{g.capability[0]}{g.capability[1]}" for g in GENERATIONS)
-        way = f"write it as sm_61 or 6.1 (known: {known}), gfx942 or cpu"
-        raise ValueError(f"device {shown(text)} is not a compute capability; {way}")
-    return int(match[1]), int(match[2])
+    written = re.sub(r"[\s_-]", "", text.lower())
+    if match := re.fullmatch(r"(?:sm)?(\d{1,2})\.?(\d)", written):
+        return int(match[1]), int(match[2])
+    for generation in GENERATIONS:
+        if written in generation.example.lower().removeprefix("tesla").replace(" ", "").split(","):
+            return generation.capability
+    known = ", ".join(f"sm_{g.capability[0]}{g.capability[1]}" for g in GENERATIONS)
+    way = f"write it as sm_61, 6.1 or gtx1080 (known: {known}), gfx942 or cpu"
+    raise ValueError(f"device {shown(text)} is not a compute capability; {way}")
 
 
 @lru_cache(maxsize=64)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dilkit.bias.form import BiasForm
 from dilkit.checks import LONGEST, boolean, check_type, integer, one_of, probability, real
 from dilkit.device import Device, probe
-from dilkit.pattern import Pattern
+from dilkit.pattern import Pattern, PatternError
 from dilkit.pattern.lowering import Forms, lower
 
 if TYPE_CHECKING:
@@ -181,9 +182,11 @@ class Problem:
         # Backends ask at every call. No cached_property: before Python 3.12 that has a lock, bad for forks.
         flops: int | None = self.__dict__.get("_flops")
         if flops is None:
+            flops = 0  # of a grid, where all sequences are empty or of other lengths, which are refused when they are read
             sizes = dict(batch=self.batch, kv_heads=self.kv_heads)
             seq = min(self.seq, self.pattern.max_seq)  # of packed sequences the power of two that none is longer than
-            flops = self.pattern.flops(seq, self.heads, self.head_dim, is_causal=self.is_causal, **sizes)
+            with suppress(PatternError):
+                flops = self.pattern.flops(seq, self.heads, self.head_dim, is_causal=self.is_causal, **sizes)
             if self.queries is not None:
                 flops = flops * self.queries // max(seq, 1)
             self.__dict__["_flops"] = flops

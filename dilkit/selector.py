@@ -193,9 +193,7 @@ def _select(problem: Problem, requested: tuple[str, ...], state: State) -> Backe
 
 
 def _decided(problem: Problem, requested: tuple[str, ...], prove: bool) -> tuple[Trace, Backend | None]:
-    """Return the decisions, and the backend picked; those that failed their proof are broken. With `prove`, unknown proofs are
-    made.
-    """
+    """Return the decisions, and the backend picked; failed proofs make it broken. With `prove`, unknown ones are made."""
     candidates = registry.backends()
     preference = {} if requested else measured_first(tuned.seconds(problem), table_preference(problem))
     while True:
@@ -233,10 +231,7 @@ def trace(
 def ranked(
     candidates: Mapping[str, Backend | Broken], requested: tuple[str, ...], preference: Mapping[str, str]
 ) -> list[Backend | Broken]:
-    """Order the candidates, best first: the requested ones in their order, then the others by priority.
-
-    The priorities of the backends that `preference` names are redistributed among them, the highest to the first.
-    """
+    """Order the candidates: the requested ones, then by priority, which those that `preference` names share out among them."""
     priorities = {name: c.priority if isinstance(c, Backend) else 0 for name, c in candidates.items()}
     named = [name for name in preference if isinstance(candidates.get(name), Backend)]
     priorities |= zip(named, sorted((priorities[name] for name in named), reverse=True), strict=True)

@@ -63,7 +63,7 @@ def top_k_blocks(query: Tensor, key: Tensor, block_size: int, k: int, *, is_caus
 def intervals_of_mask(mask: Tensor, most: int | None = None) -> Tensor:
     """Return the runs of True of each row of a mask, as `intervals=` of `dilkit.dilated_attention` takes them.
 
-    - `mask`: bool `(batch or 1, heads or 1, seq, seq)`, True = seen; of floats that are added to scores, `mask == 0`.
+    - `mask`: bool `(batch or 1, heads or 1, seq, keys)`, True = seen; of floats that are added to scores, `mask == 0`.
     - `most`: the intervals of a row; by default as many as the row with the most has.
 
     Returns int32 `(batch or 1, heads or 1, seq, most, 2)`, for a branch `Intervals(None, most=most)`. It takes a look at each
@@ -78,8 +78,8 @@ def intervals_of_mask(mask: Tensor, most: int | None = None) -> Tensor:
     """
     if check_tensor("mask", mask).dtype is not torch.bool:
         raise TypeError(f"mask is {mask.dtype}; torch.bool, True = seen, is needed (mask == 0 of one that is added to scores)")
-    if mask.dim() != 4 or mask.shape[2] != mask.shape[3]:
-        raise ValueError(f"mask has shape {tuple(mask.shape)}; (batch or 1, heads or 1, seq, seq) is needed")
+    if mask.dim() != 4:
+        raise ValueError(f"mask has shape {tuple(mask.shape)}; (batch or 1, heads or 1, seq, keys) is needed")
     steps = F.pad(mask.flatten(0, 2).to(torch.int8), (1, 1)).diff(dim=1)
     row, begin = (steps == 1).nonzero().unbind(1)
     end = (steps == -1).nonzero()[:, 1]

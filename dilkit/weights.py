@@ -19,6 +19,7 @@ from dilkit.op.arguments import check_inputs
 from dilkit.op.autocast import without_autocast
 from dilkit.op.boundary import lse_dtype
 from dilkit.op.call_options import CallOptions
+from dilkit.op.given import counted
 from dilkit.op.operators import attend, differentiate
 from dilkit.op.scores import Scores, scores_of
 from dilkit.pattern import Pattern
@@ -102,6 +103,7 @@ def attention_rows(
     sink: Tensor | None = None,
     bias: Bias | None = None,
     softcap: float | None = None,
+    intervals: Tensor | None = None,
 ) -> Tensor:
     """Compute the weights of some rows, `P[h, i, j]` for i in `rows`: exact, in plain torch.
 
@@ -117,7 +119,7 @@ def attention_rows(
         >>> attention_rows(query, key, Pattern([4], [2]), [0])[0, 0]
         tensor([[0.5000, 0.0000, 0.5000, 0.0000, 0.0000, 0.0000, 0.0000, 0.0000]])
     """
-    inputs = Inputs(query, key, key, key_padding_mask, sink=sink)
+    inputs = Inputs(query, key, key, key_padding_mask, sink=sink, intervals=intervals)
     factor, wide, changed = _checked(inputs, pattern, is_causal, scale, bias, softcap)
     (batch, seq, heads, dim), kv_heads = query.shape, key.shape[2]
     which = _positions(rows, seq).to(query.device)
@@ -129,7 +131,7 @@ def attention_rows(
             scores = changed.softcap * torch.tanh(scores / changed.softcap)
         if changed.bias is not None:
             scores = scores + evaluate(changed.bias, which, torch.arange(seq, device=which.device))
-    count = pattern.count_rows(which, seq, heads, kv_heads=kv_heads, is_causal=is_causal)
+    count = counted(inputs, pattern, which, kv_heads=kv_heads, is_causal=is_causal)
     unseen = (count == 0).expand(scores.shape)
     if key_padding_mask is not None:
         unseen = unseen | key_padding_mask[:, None, None, :]

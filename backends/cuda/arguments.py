@@ -77,10 +77,9 @@ def make_arguments(
     dropout: Dropout | None = None,
     step: tuple[int, ...] = NO_STEP,
 ) -> NDArray[np.void]:
-    """The `ARGUMENTS` of one launch, which CuPy passes by value; without a `group`, over rows in the order of memory.
+    """Return the `ARGUMENTS` of one launch; without a `group`, over rows in the order of memory.
 
-    `tensors`: any of `VIEWS` and `BIAS_TENSORS`, and `lse`, `delta` (both contiguous), `mask`. `addresses`: any of `ADDRESSES`.
-    `first`: whether no earlier group has written the results. `step`: the values of a `STEP`.
+    `tensors`: any of `VIEWS` and `BIAS_TENSORS`, and `lse`, `delta`, `mask`. `first`: no earlier group has written the results.
     """
     counts = pack_counts(problem, group, tile_count, first)
     options = pack_options(problem, tensors, dropout, step)

@@ -17,7 +17,7 @@ from dilkit.backends.cuda.table import HEAD_DIMS, OLDEST, STORAGE, CudaKernel, p
 from dilkit.backends.tiles.backend import ROLES, StepBackend, Tensors, computed_as
 from dilkit.backends.tiles.device import device_schedule, proof_facts
 from dilkit.backends.tiles.relations import FORMS, MOST_RUNS, most_runs
-from dilkit.bias.form import APART, BIASES, NEUTRAL
+from dilkit.bias.form import BIASES, VARIANTS
 from dilkit.device import Capability
 from dilkit.problem import Problem
 
@@ -29,11 +29,7 @@ if TYPE_CHECKING:
 
 
 class CupyRaw(StepBackend):
-    """Our CUDA kernels, launched through CuPy.
-
-    `launcher` runs the kernels (default: on CUDA devices), `capability` says for which devices they are chosen (default: the
-    problem's), `tile_rows` how many rows tiles have at most (default: as many as suit a problem).
-    """
+    """CUDA kernels launched through CuPy, for the capability of a problem and with tiles that suit it."""
 
     name = "cupy_raw"
     summary = (
@@ -51,7 +47,7 @@ class CupyRaw(StepBackend):
         stored=frozenset({*STORAGE, "int8"}),
         dropout=True,
         softcap=True,
-        biases=frozenset(BIASES) - {APART, NEUTRAL},
+        biases=frozenset(BIASES) - {*VARIANTS},
         forms=FORMS,
     )
     priority = 5

@@ -30,10 +30,7 @@ DIGEST = hashlib.sha256().digest_size
 
 
 def code_of(kernel: CudaKernel, capability: Capability) -> bytes:
-    """The machine code (cubin) of the file of `kernel` for devices of `capability`, out of the cache or compiled and put there.
-
-    Raises RuntimeError if NVRTC cannot be loaded, knows no such architecture, or refuses the source.
-    """
+    """Return the cubin of `kernel` for `capability`, cached or compiled. Raises RuntimeError if NVRTC is missing or refuses."""
     arguments = options_of(kernel, capability)
     place = _place(kernel.source, arguments)
     if place is None:
@@ -68,11 +65,9 @@ def options_of(kernel: CudaKernel, capability: Capability) -> tuple[str, ...]:
 
 
 def architecture(capability: Capability, known: Sequence[int], *, own_only: bool = False) -> str:
-    """The newest known architecture whose code runs on `capability`: of the same major version, and not newer.
+    """Return the newest known architecture whose code runs on `capability`: of the same major version, and not newer.
 
-    `own_only`: the one with every instruction of `capability`, such as wgmma of sm_90a; its code runs nowhere else.
-
-    Raises RuntimeError if there is none.
+    `own_only`: the one with every instruction of `capability`, such as wgmma of sm_90a. Raises RuntimeError if there is none.
     """
     number, form = 10 * capability[0] + capability[1], "a" if own_only else ""
     oldest = max(number, FIRST_OWN) if own_only else 10 * capability[0]
@@ -87,7 +82,7 @@ def architecture(capability: Capability, known: Sequence[int], *, own_only: bool
 
 
 def compiled(source: str, arguments: tuple[str, ...], texts: Mapping[str, str] | None = None) -> tuple[bytes, str]:
-    """`(machine code, the compiler's log)` of the file `source`. `texts`: other contents for all files, by name.
+    """Return the machine code and the compiler's log of the file `source`; `texts`: other contents for all files, by name.
 
     Raises RuntimeError with the log if NVRTC refuses the source.
     """

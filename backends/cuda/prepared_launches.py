@@ -64,10 +64,7 @@ class RoleLaunches(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def role_launches(call: LaunchFacts) -> RoleLaunches:
-    """Return the launches of `call`. May load their kernel, but copies nothing to the device.
-
-    Raises ValueError for more rows or tiles than are counted.
-    """
+    """Return the launches of `call`, copying nothing to the device. Raises ValueError for more rows or tiles than are counted."""
     if call.rows > MAX_SEQ:
         raise ValueError(f"query has {call.rows} rows; at most {MAX_SEQ} in all sequences: make several calls")
     problem = call.problem if call.rows == call.problem.seq else replace(call.problem, seq=call.rows)

@@ -71,8 +71,10 @@ class Config:
 
 @dataclass(frozen=True)
 class KernelFamily:
-    """A row of the table: the kernel `name` of the file `source` serves `role`, each dtype from a capability on. The first of
-    `configs` that fits is taken."""
+    """A row of the table: kernel `name` of file `source` serves `role`, each dtype from a capability on.
+
+    The first of `configs` that fits is taken.
+    """
 
     role: str
     source: str

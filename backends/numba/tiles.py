@@ -60,7 +60,7 @@ def dot_products(products, rows, columns, thread):
 
 @device
 def fill(numbers, number):
-    """numbers[i, j] = number"""
+    """Fill `numbers`, of two dimensions, with `number`."""
     for i in range(numbers.shape[0]):
         for j in range(numbers.shape[1]):
             numbers[i, j] = number

@@ -54,10 +54,7 @@ def cpu_backward(
 
 
 def _at_least_two(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Repeat a single problem, and return several unchanged.
-
-    torch gives whole problems to threads, but splits the matmuls of a single one, and the split changes the rounding.
-    """
+    """Repeat a single problem: torch splits the matmuls of one among threads, and the split changes the rounding."""
     alone = tensors[0].shape[:2].numel() == 1
     return tuple(x.expand(2, *x.shape[1:]) for x in tensors) if alone else tensors
 

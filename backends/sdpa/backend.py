@@ -36,8 +36,10 @@ if TYPE_CHECKING:
 
 
 class SDPA(Backend):
-    """torch's fused kernels on strided views, merged by lse. The first of `kernels` that refuses nothing computes; `row_kernels`
-    merge (default: Triton's, where they work)."""
+    """The fused kernels of torch on strided views, merged by lse: the first of `kernels` that refuses nothing computes.
+
+    `row_kernels` merge; by default Triton's, where they work.
+    """
 
     name = "sdpa"
     summary = (

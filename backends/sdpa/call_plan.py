@@ -36,10 +36,9 @@ class Views(NamedTuple):
 
 
 class Accumulated(NamedTuple):
-    """A contiguous tensor that the results of calls are merged in, or added to.
+    """A contiguous tensor in which results of calls are merged or summed, in its dtype if `rounded`, else at least fp32.
 
-    `whole`: the strides of the first call's result where that is the tensor itself; None where no result is. `rounded`: sums have
-    the tensor's own dtype; else at least fp32.
+    `whole`: the strides of the first call's result where that is the tensor itself; None where no result is.
     """
 
     shape: tuple[int, ...]

@@ -35,10 +35,7 @@ def why_eager(problem: Problem) -> str:
 
 
 def row_kernels(query: Tensor, problem: Problem) -> RowKernels | None:
-    """The kernels that merge the results of calls; None where torch's operators do.
-
-    Raises RuntimeError for kernels that have yet to prove themselves while a CUDA graph is captured.
-    """
+    """Return the kernels that merge the results of calls; None where torch's operators do. Raises RuntimeError under capture."""
     if not query.is_cuda or why_eager(problem):
         return None
     trusted = environment.gpu_proof() == "off" or _proven(query.device, query.dtype, problem.head_dim)

@@ -78,10 +78,10 @@ def queries_of(problem: Problem) -> Queries:
 def form_grids(
     pattern: Pattern, seq: int, heads: int, kv_heads: int, is_causal: bool = False, queries: Queries = None
 ) -> tuple[tuple[ProblemGrid, ...], ...]:
-    """The grids of every form: each pair that a form shows is in exactly one problem of one grid.
+    """Return the grids of every form: each pair that a form shows is in exactly one problem of one grid.
 
-    The pattern is one that `overlap_refusals` lets through. `queries`: how many there are and the position of the first, if they
-    are others than the `seq` keys. Raises TypeError for a form that is made of no views.
+    The pattern is one that `overlap_refusals` lets through; `queries` as of `queries_of`. Raises TypeError for a form of no
+    views.
     """
     count, offset = queries or (seq, 0)
     by_form, rows = [], (offset, offset + count)
@@ -167,10 +167,7 @@ def segment_grids(form: Segments, rows: Interval, keys: Interval, group: int, is
 
 
 def _segments(length: int, rows: Interval, keys: Interval) -> list[tuple[int, GridAxis, Interval, Interval]]:
-    """Segments that have queries and keys: the first's start, their number, and where queries and keys lie in each.
-
-    Those that are whole come first, together.
-    """
+    """Return the segments that have queries and keys, whole ones together: start, number, and where both lie in each."""
     (row, stop), (key, end) = rows, keys
     first, last = max(row, key), min(stop, end)
     whole, segments = range(-(-first // length), last // length), []
@@ -230,10 +227,7 @@ def rectangles(start: int, stop: int, period: int) -> Iterator[tuple[int, int, i
 def residue_runs(
     first: int, count: int, rate: int, rows: Interval, keys: Interval
 ) -> Iterator[tuple[int, int, Interval, Interval]]:
-    """Residues `first .. first + count - 1` modulo `rate`, those together whose tokens lie alike in two intervals.
-
-    Yields residues skipped, residues, and the intervals in tokens of the residue.
-    """
+    """Yield residues modulo `rate` whose tokens lie alike in two intervals: skipped, their number, the intervals in tokens."""
     cuts = sorted({0, count, *(bound % rate - first for bound in (*rows, *keys))})
     for skip, end in pairwise(cut for cut in cuts if 0 <= cut <= count):
         own_rows, own_keys = ((-(-(low - first - skip) // rate), -(-(high - first - skip) // rate)) for low, high in (rows, keys))

@@ -34,10 +34,7 @@ AOTRITON = "gfx90a", "gfx942"
 
 
 def cpu_layout(x: Tensor) -> Tensor:
-    """`x` `(batch, seq, heads, head_dim)`, or a copy if its rows share memory.
-
-    torch's kernel leaves results unwritten if rows of the query do, and refuses other such tensors of 16 bits.
-    """
+    """Return `x`, or a copy if its rows share memory: torch's kernel leaves results unwritten, or refuses them."""
     return x.contiguous() if x.stride(1) < x.shape[3] else x
 
 
@@ -89,7 +86,8 @@ class SdpaKernel:
             refusals.append(Refusal("varlen", "yes", limit))
         if (why := self.failures.get(problem)) is not None:
             refusals.append(Refusal("execution plan", "missing", why))
-        return (*refusals, *self.more_refusals(problem), *missing)
+        more = _hip_refusals if problem.device.platform == "hip" else self.more_refusals
+        return (*refusals, *more(problem), *missing)
 
     def remember_failure(self, problem: Problem, error: RuntimeError) -> None:
         if len(self.failures) >= MOST_FAILURES:
@@ -141,8 +139,6 @@ def _cpu_error(dtype: str) -> str:
 
 def _efficient_refusals(problem: Problem) -> list[Refusal]:
     """Tensor cores, and everything from 8.0 on, read whole vectors; bf16 arithmetic came with 8.0."""
-    if problem.device.platform == "hip":
-        return _hip_refusals(problem)
     capability = problem.device.capability or (0, 0)
     half, refusals = problem.dtype != "float32", []
     if problem.dtype == "bfloat16" and capability < (8, 0):
@@ -155,8 +151,6 @@ def _efficient_refusals(problem: Problem) -> list[Refusal]:
 
 def _flash_refusals(problem: Problem) -> list[Refusal]:
     """The backward pass of wide heads does not fit the shared memory of the smaller chips."""
-    if problem.device.platform == "hip":
-        return _hip_refusals(problem)
     capability = problem.device.capability or (0, 0)
     small = capability in ((8, 6), (8, 9)) or capability >= (12, 0)
     if problem.requires_grad and problem.head_dim > 192 and small:

@@ -1,4 +1,4 @@
-"""The last rows of sequences against a cache, in plain matrix products: torch's fused kernels take as many queries as keys.
+"""The last rows of sequences against a cache, in plain matrix products: those of all sequences, whose lengths differ, at once.
 
 Of each branch the segments that hold any of these rows take part: their keys are gathered up to the end of the sequence.
 """

@@ -84,8 +84,10 @@ def _ignored(batch: SegmentBatch, problem: Problem) -> Tensor | None:
 
 
 class PackedOutput:
-    """`out` and `lse` of the batches so far, by rows of all heads, with one row more for padding. Halves are merged in fp32; by
-    `kernels`, they are rounded each time, and no tensor of fp32 is held."""
+    """`out` and `lse` of the batches so far, by rows of all heads, with one row more for padding.
+
+    Halves are merged in fp32. With `kernels` they are rounded each time, and no tensor of fp32 is held.
+    """
 
     def __init__(self, query: Tensor, problem: Problem, kernels: RowKernels | None = None) -> None:
         from dilkit.op.boundary import lse_dtype

@@ -17,10 +17,7 @@ from dilkit.problem import Problem
 
 @lru_cache(maxsize=256)
 def overlap_refusals(problem: Problem) -> tuple[Refusal, ...]:
-    """`overlap="once"` is refused where two forms of segments share a row: each of them scores that row with itself.
-
-    Bands leave out what narrower ones and global tokens have shown, as far as that is a view.
-    """
+    """Refuse `overlap="once"` where two forms of segments share a row, or what a form leaves out is no view."""
     forms = problem.forms
     if problem.pattern.overlap == "count" or not forms.names <= FORMS:
         return ()
@@ -55,7 +52,7 @@ def kind_refusals(problem: Problem) -> tuple[Refusal, ...]:
     for form in (form for form in forms if form.name in FORMS):
         kind = problem.pattern.branches[form.branch].kind
         if problem.pattern.overlap == "count" and _left_out_refused(form):
-            refusals.append(Refusal("branch kind", kind, "what is left without some queries and keys is no strided view", _OTHER))
+            refusals.append(Refusal("branch kind", kind, "the rest without some queries and keys is no strided view", _OTHER))
         elif isinstance(form, Global):
             places = max(len(inside(form.rows, rows)), len(inside(form.columns, keys)))
             if places > MOST_PLACES:

@@ -22,7 +22,7 @@ from dilkit.backends.triton.biases import add_sums, bias_constants, bias_sums, b
 from dilkit.backends.triton.launch import DeviceLauncher, TritonLauncher
 from dilkit.backends.triton.sizes import HEAD_DIMS, OLDEST, Sizes, padded
 from dilkit.backends.triton.tables import DeviceGroup, device_tables
-from dilkit.bias.form import APART, BIASES, NEUTRAL
+from dilkit.bias.form import BIASES, VARIANTS
 from dilkit.device import Device
 from dilkit.problem import Problem
 from dilkit.selection import tuned
@@ -87,7 +87,7 @@ class TritonTiles(StepBackend):
         max_head_dim=max(HEAD_DIMS),
         stored=frozenset({"float32", "float16", "bfloat16", "int8"}),
         softcap=True,
-        biases=frozenset(BIASES) - {APART, NEUTRAL},
+        biases=frozenset(BIASES) - {*VARIANTS},
         forms=FORMS,
     )
     priority = 4

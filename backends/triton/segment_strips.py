@@ -145,8 +145,7 @@ def _biases(group: Group, branch: Ints, active: Ints, once: bool, columns: int) 
 
 
 def _period(group: Group, branch: int, active: int, once: bool, columns: int) -> NDArray[np.float32]:
-    """The biases of the positions of `branch` where the branches `active` reach, by distance from the row: a period, and
-    `columns` more."""
+    """Return the biases of positions of `branch` where `active` branches reach, by distance: a period and `columns` more."""
     rates = [int(rate) for rate in group.branches["rate"]]
     own, reach = rates[branch], [b for b in range(len(rates)) if active >> b & 1]
     period = lcm(*(rates[b] for b in reach)) // own

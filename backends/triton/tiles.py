@@ -133,8 +133,7 @@ def scored_keys(
     CUT: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
     PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, METRIC: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
-    """The keys of the strip of a turn, the scores of queries for them, before the biases too, their positions, and whether they
-    are there."""
+    """Load the keys of the strip of a turn; score them, with and without biases; find their positions and which exist."""
     positions, there, bias = strip_at(table, strip_of_turn(span, turn, CUT), base, COLUMNS)
     if MASKED:
         there = not_ignored(flags, positions, there)

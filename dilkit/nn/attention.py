@@ -32,7 +32,10 @@ _WHY_NOT = {
 
 
 class BiasedModule(nn.Module):
-    """A module that holds a bias: its weights are `bias_weights` of the state dict, a parameter if they are an `nn.Parameter`."""
+    """An inner attention: its pattern, its options and its bias, whose weights are `bias_weights` of the state dict.
+
+    They are a parameter if they are an `nn.Parameter`. Raises TypeError or ValueError for what does not fit.
+    """
 
     bias_weights: Tensor
     of_model: Bias | None
@@ -40,10 +43,32 @@ class BiasedModule(nn.Module):
     _rank_heads: RankHeads | None = None
     """The heads of the rank that the bias is restricted to; `HeadParallel` sets them."""
 
-    def _set_bias(self, bias: Bias | None) -> None:
+    def __init__(
+        self,
+        pattern: Pattern,
+        *,
+        order: TokenOrder | None = None,
+        orders: Sequence[TokenOrder] | None = None,
+        scale: float | None = None,
+        bias: Bias | None = None,
+        softcap: float | None = None,
+        backend: str | Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        check_pattern(pattern)
+        self.pattern = pattern
+        self.orders = order_or_orders(order, orders)
+        self.scale = None if scale is None else real("scale", scale)
+        self.softcap = check_softcap(softcap) or None
+        if backend is not None:
+            names_of(backend)  # raises for what are no names
+        self.backend = backend
         check_type("bias", bias, (Bias, type(None)), "a value such as dilkit.Alibi is needed")
         self.of_model = bias
         weights = None if bias is None else bias.weights
+        if bias is not None and bias.by_query and bias.weights.requires_grad:  # of which a module would make no parameter
+            name = f"{bias.weights_name} of the bias require a gradient"
+            raise ValueError(f"{name}, but are of the queries of one call; give the bias in that call")
         if weights is None or isinstance(weights, nn.Parameter):
             self.register_parameter("bias_weights", weights)
         else:
@@ -79,28 +104,6 @@ class DilatedAttention(BiasedModule):
         >>> attention
         DilatedAttention(Pattern([16, 64], [1, 4]))
     """
-
-    def __init__(
-        self,
-        pattern: Pattern,
-        *,
-        order: TokenOrder | None = None,
-        orders: Sequence[TokenOrder] | None = None,
-        scale: float | None = None,
-        bias: Bias | None = None,
-        softcap: float | None = None,
-        backend: str | Sequence[str] | None = None,
-    ) -> None:
-        super().__init__()
-        check_pattern(pattern)
-        self.pattern = pattern
-        self.orders = order_or_orders(order, orders)
-        self.scale = None if scale is None else real("scale", scale)
-        self.softcap = check_softcap(softcap) or None
-        self._set_bias(bias)
-        if backend is not None:
-            names_of(backend)  # raises for what are no names
-        self.backend = backend
 
     def forward(
         self,

@@ -102,9 +102,7 @@ def bool_mask(mask: Tensor | None, query: Tensor) -> Tensor | None:
 
 
 def check_causal(mask: object, query: Tensor) -> None:
-    """Raise TypeError or ValueError unless `mask` is the causal one of `query`: `(seq, seq)`, True or -inf above the diagonal
-    alone.
-    """
+    """Raise TypeError or ValueError unless `mask` is the causal `(seq, seq)`: True or -inf above the diagonal alone."""
     instead = "the pattern decides which query sees which key; use is_causal, key_padding_mask or another Pattern"
     if not isinstance(mask, Tensor):
         raise TypeError(f"attn_mask is a {type(mask).__name__}; a torch.Tensor, the causal mask, or None is needed: {instead}")

@@ -355,9 +355,7 @@ class MultiheadDilatedAttention(nn.Module):
 
 
 def lay_out(state: MutableMapping[str, Tensor], prefix: str, packed: bool, cuts: Sequence[int]) -> None:
-    """Put the weights of the layer at `prefix` into `state` as the layer has them, packed or cut at the rows `cuts`, if they are
-    complete.
-    """
+    """Put complete weights of the layer at `prefix` into `state` as the layer has them, packed or cut at rows `cuts`."""
     whole, parts = prefix + PACKED, [prefix + name for name in APART]
     if packed and whole not in state and all(name in state for name in parts):
         state[whole] = torch.cat([state.pop(name) for name in parts])

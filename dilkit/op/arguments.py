@@ -42,9 +42,8 @@ def call_of(
 ) -> tuple[Inputs, CallOptions, Hashable | None]:
     """Return the arguments of `attend`: inputs with a bias and the seed of a dropout, options, and the `call_key`.
 
-    `scores`: bias and softcap where they are known already. `query_offset`: None for the default one. `key`: the `call_key`
-    of the inputs, if it is known. Raises TypeError or ValueError, naming argument and limit. Plain tensors are checked when the
-    first call with tensors like these is prepared (`prepared_call.py`).
+    `scores`, `key`: bias and softcap, and the `call_key`, where they are known already. Raises TypeError or ValueError, naming
+    argument and limit. Plain tensors are checked when the first call with tensors like these is prepared (`prepared_call.py`).
     """
     if key is None and not torch.compiler.is_compiling():
         key = call_key(inputs)
@@ -85,10 +84,7 @@ def _traced_want_gradient(inputs: Inputs) -> bool:
 
 
 def check_inputs(inputs: Inputs, pattern: Pattern, is_square: bool = True) -> None:
-    """Raise TypeError or ValueError, naming the argument and the limit, unless these fit each other.
-
-    `is_square`: with as many queries as keys.
-    """
+    """Raise TypeError or ValueError unless these fit each other; `is_square`: with as many queries as keys."""
     check_pattern(pattern)
     query, key, value, *_ = inputs
     named = (("query", query), ("key", key), ("value", value))

@@ -66,10 +66,7 @@ def differentiate(dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, option
 
 
 class Differentiable(torch.autograd.Function):
-    """A call with its gradient, 40 microseconds faster than `torch.library.register_autograd`.
-
-    `prepared` is None where torch's dispatcher calls: then the operator computes, below autograd.
-    """
+    """A call with its gradient, faster than `register_autograd`; `prepared` is None where torch's dispatcher calls."""
 
     @staticmethod
     def forward(ctx: Any, prepared: PreparedCall | None, options: CallOptions, *tensors: Any) -> tuple[Tensor, Tensor]:
@@ -115,10 +112,7 @@ _record: Callable[..., tuple[Tensor, Tensor]] = super(torch.autograd.Function, D
 
 
 def learning(inputs: Inputs, options: CallOptions) -> CallOptions:
-    """Return the options of a call whose gradient is recorded, with that of a bias: vmap and traced graphs do not see it before.
-
-    Raises ValueError where the positions require one.
-    """
+    """Return the options of a recorded call, with the gradient of a bias. Raises ValueError where positions require one."""
     form, bias = options.bias, inputs.bias
     if bias is None or form is None:
         return options
@@ -164,9 +158,7 @@ def compute(prepared: PreparedCall, inputs: Inputs, options: CallOptions) -> tup
 def compute_gradients(
     dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, options: CallOptions, key: Hashable | None = None
 ) -> tuple[Tensor, ...]:
-    """Compute `differentiate` by the backend that the options name, or that suits; `key`: the `tensor_key` of all, if it is
-    known.
-    """
+    """Compute `differentiate` by a backend; `key`: the `tensor_key` of all, if it is known."""
     tensors = dout, inputs, out, lse
     prepared = prepare(inputs, options, tensor_key(tensors) if key is None else key, (dout, out, lse))
     if (beyond := first_beyond(tensors, prepared.spans)) >= 0:

@@ -1,7 +1,7 @@
 """The boundary between torch and the kernels: what the tensors of a call must be before a kernel takes their addresses.
 
 They may come from `torch.ops` directly, or from `saved_tensors_hooks`. Shapes, strides, dtypes and devices are checked once
-(`prepared_call.py`), and in each call that memory still is as large as they say (`check_room`).
+(`prepared_call.py`), and in each call that memory still is as large as they say (`check_memory`).
 """
 
 from __future__ import annotations
@@ -43,10 +43,7 @@ def check_device(name: str, x: Tensor, query: Tensor) -> None:
 
 
 def check_tensors(names: Sequence[str], tensors: tuple[Tensor, ...], is_square: bool = True) -> None:
-    """Raise TypeError or ValueError, naming the tensor, unless those named `INPUTS` or `SAVED` fit; the mask may follow.
-
-    `is_square`: there are as many queries as keys.
-    """
+    """Raise TypeError or ValueError, naming the tensor, unless those named `INPUTS` or `SAVED` fit; the mask may follow."""
     names = (*names, MASK)[: len(tensors)]
     by_name = dict(zip(names, tensors, strict=True))
     query, key, value = (by_name[name].shape for name in INPUTS)
@@ -103,13 +100,9 @@ def span(x: Tensor) -> int:
     return (1 + last) * x.itemsize
 
 
-def check_memory(names: tuple[str, ...], tensors: tuple[Tensor, ...]) -> None:
-    check_room(names, tensors, tuple(map(span, tensors)))
-
-
-def check_room(names: tuple[str, ...], tensors: tuple[Tensor, ...], spans: tuple[int, ...]) -> None:
-    """Raise ValueError where a tensor reaches beyond its memory; `spans`: bytes from its first element to the end of its last."""
-    beyond = first_beyond(tensors, spans)
+def check_memory(names: tuple[str, ...], tensors: tuple[Tensor, ...], spans: tuple[int, ...] | None = None) -> None:
+    """Raise ValueError where a tensor reaches beyond its memory; `spans`: the `span` of each, if they are known."""
+    beyond = first_beyond(tensors, tuple(map(span, tensors)) if spans is None else spans)
     if beyond >= 0:
         refuse_beyond(names[beyond], tensors[beyond])
 

@@ -139,10 +139,7 @@ def _check_lengths(cache_seqlens: Tensor, new: int, rows: int, capacity: int) ->
 
 
 def last_rows(tensors: _Tensors, options: CallOptions, *others: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Call `last_rows_op` with tensors that are checked and want no gradient, without torch's dispatcher if it has nothing to do.
-
-    `others`: the sink, weights and positions of a bias.
-    """
+    """Call `last_rows_op` with checked tensors, around torch's dispatcher if it has nothing to do; `others`: sink and bias."""
     if torch.compiler.is_compiling() or not undispatched((*tensors, *others)):
         results: tuple[Tensor, Tensor] = last_rows_op(*tensors, options.scale, encode(options), *others)
         return results
@@ -177,7 +174,7 @@ def _attend(
     backends = options.backends or requested_backends()
     facts = "last rows", state(), backends, names, tensor_key(tensors), options
     prepared = plan.cached(facts, _prepare, names, tensors, backends, options)
-    boundary.check_room(names, tensors, prepared.spans)
+    boundary.check_memory(names, tensors, prepared.spans)
     new = 0 if key is None else key.shape[1]
     lengths = _check_lengths(cache_seqlens, new, query.shape[1], k_cache.shape[1])
     if new:

@@ -20,10 +20,7 @@ from dilkit.problem import Problem, default_offset
 
 
 def with_offset(inputs: Inputs, query_offset: int | Tensor) -> tuple[Inputs, int | None]:
-    """Return inputs with the offsets of a batch or of packed sequences, and the offset of all, as the options have it.
-
-    Raises TypeError or ValueError, naming the argument, for an offset that is none.
-    """
+    """Return inputs with the offsets of each sequence, and the offset of all. Raises TypeError or ValueError for none."""
     if isinstance(query_offset, Tensor):
         return inputs._replace(query_offset=query_offset), None
     if inputs.cu_seqlens is not None:
@@ -56,10 +53,7 @@ def positions_of(inputs: Inputs, query_offset: int | None, is_causal: bool, long
 def equal_widths(
     query: Tensor, key: Tensor, value: Tensor, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor, float | None, int | None]:
-    """Return query, key and value of one head_dim, filled up with zeros, the scale, and the head_dim of `out` if it is another.
-
-    Zeros change no score, and make columns of `out` that are cut off.
-    """
+    """Return query, key and value of one head_dim by zeros, the scale, and the head_dim of `out` if it is another."""
     if not (isinstance(value, Tensor) and isinstance(key, Tensor) and isinstance(query, Tensor)):
         return query, key, value, scale, None
     if value.dim() < 3 or key.shape[-1] == value.shape[-1] or query.shape[-1] != key.shape[-1]:

@@ -121,7 +121,8 @@ def _vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
         results: tuple[Tensor, Tensor] = forward_op(*forward_arguments(unflat(tensors, options), options))
         return results
 
-    others = [(x, name in _SHARED and dim is None) for name, x, dim in zip(TENSORS, tensors, dims, strict=False)][_BATCHED:]
+    shared = _SHARED if options.bias is None or not options.bias.by_query else _SHARED[1:]
+    others = [(x, name in shared and dim is None) for name, x, dim in zip(TENSORS, tensors, dims, strict=False)][_BATCHED:]
     if not all(is_shared for x, is_shared in others if x is not None):
         elements = [[x] * size if x is None or dim is None else x.unbind(dim) for x, dim in zip(tensors, dims, strict=False)]
         results = [call(*element) for element in zip(*elements, strict=True)]

@@ -55,10 +55,7 @@ class PreparedCall:
 def prepare(
     inputs: Inputs, options: CallOptions, key: Hashable, results: Results | None = None, *, from_public: bool = False
 ) -> PreparedCall:
-    """Return what the pattern cache has for these tensors: one look-up by their `key`, shapes, strides, dtypes and devices.
-
-    `from_public`: tensors are checked as a public function says. An operator takes any strides.
-    """
+    """Return the cached call for tensors of this `key`; `from_public`: checked by a public function, else of any strides."""
     moment = state()
     if inputs.cu_seqlens is not None:
         longest = sequences.longest(inputs.cu_seqlens, options.max_seqlen, inputs.query, inputs.key_padding_mask)

@@ -54,11 +54,7 @@ PLAIN = Scores()
 def scores_of(
     bias: Bias | None, softcap: float | None, query: Tensor, pattern: Pattern, kv_heads: int, rows: int | None = None
 ) -> Scores:
-    """Return both for a call with `query` `(batch, seq, heads, head_dim)`; `rows` of the keys where they are not those of
-    `query`.
-
-    Raises TypeError or ValueError, naming the argument, for what does not fit.
-    """
+    """Return both for a call with `query`; `rows` of the keys where they are others. Raises TypeError or ValueError."""
     if bias is None and softcap is None:
         return PLAIN
     cap = check_softcap(softcap)
@@ -93,6 +89,9 @@ def fitting(bias: object, query: Tensor, pattern: Pattern, kv_heads: int) -> Bia
         raise TypeError(f"bias={shown(bias)} is a {type(bias).__name__}; {needed}")
     bias = _of_heads(bias, query.shape[2], kv_heads, pattern)
     check_device(f"{bias.weights_name} of the bias", bias.weights, query)
+    if bias.by_query and bias.weights.shape[1:3] != query.shape[:2]:
+        shape, by_query = tuple(bias.weights.shape[1:3]), tuple(query.shape[:2])
+        raise ValueError(f"{bias.weights_name} of the bias is of (batch, rows) = {shape}; those of query, {by_query}, are needed")
     return bias
 
 
@@ -102,7 +101,7 @@ def check_softcap(softcap: float | None) -> float:
         return 0.0
     cap = real("softcap", softcap)
     if cap <= 0:
-        raise ValueError(f"softcap={cap:g} must be more than 0, the largest score before the bias; use None for none")
+        raise ValueError(f"softcap={cap:g} must be more than 0; use None for no cap")
     return cap
 
 
@@ -131,21 +130,19 @@ def lowered(bias: Bias, dtype: torch.dtype, rows: slice | Tensor = slice(None)) 
 
 
 def placed_along(scores: Scores, apply: Callable[[Tensor], Tensor], rows: int) -> Scores:
-    """Return `scores` of a sequence of so many rows that `apply` reorders, `(batch, rows, ...)`, with positions given from then
-    on.
-    """
+    """Return `scores` of so many rows that `apply` reorders, `(batch, rows, ...)`, with positions given from then on."""
     if scores.bias is None:
         return scores
     form, weights, positions = scores.bias
     if positions is None:
         positions = positions_along(weights, 0, rows)
+    if form.by_query:
+        weights = apply(weights.flatten(0, 1)).reshape(weights.shape).contiguous()
     return scores._replace(bias=LoweredBias(replace(form, placed=True), weights, apply(positions).contiguous()))
 
 
 def positions_along(weights: Tensor, first: int, rows: int) -> Tensor:
-    """Return the positions of rows along a sequence, `(1, rows, 1)`. Raises ValueError for positions that the dtype does not
-    have.
-    """
+    """Return the positions of rows, `(1, rows, 1)`. Raises ValueError for positions that the dtype does not have."""
     check_reach("positions of the bias", first + rows - 1, weights.dtype)
     return torch.arange(first, first + rows, dtype=weights.dtype, device=weights.device)[None, :, None]
 
@@ -153,7 +150,7 @@ def positions_along(weights: Tensor, first: int, rows: int) -> Tensor:
 def check_detached(positions: Tensor | None) -> None:
     """Raise ValueError for positions of a bias that require a gradient: they have none."""
     if positions is not None and positions.requires_grad:
-        raise ValueError("coordinates of the bias require a gradient, which they do not have; pass coordinates.detach()")
+        raise ValueError("coordinates of the bias require a gradient, which is not computed; pass coordinates.detach()")
 
 
 def check_bias(form: BiasForm | None, weights: Tensor | None, positions: Tensor | None, query: Tensor, rows: int) -> None:
@@ -161,12 +158,12 @@ def check_bias(form: BiasForm | None, weights: Tensor | None, positions: Tensor 
     heads, dtype = query.shape[2], lse_dtype(query.dtype)
     wanted: dict[str, tuple[Tensor | None, tuple[tuple[int, ...], ...]]] = {"bias": (weights, ()), "positions": (positions, ())}
     if form is not None:
-        wanted["bias"] = weights, ((heads, form.entries),)
+        wanted["bias"] = weights, ((heads, *(query.shape[:2] if form.by_query else ()), form.entries),)
         if form.placed:
             wanted["positions"] = positions, ((1, rows, form.columns), (query.shape[0], rows, form.columns))
     for name, (x, shapes) in wanted.items():
         if (x is None) != (not shapes):
-            raise ValueError(f"{name} is {'missing' if shapes else 'given'}, which the call's text does not say: bias {form}")
+            raise ValueError(f"{name} is {'missing' if shapes else 'given'}, unlike the text of the call: bias {form}")
         if x is None:
             continue
         if x.dtype != dtype or x.device != query.device or not x.is_contiguous():

@@ -18,9 +18,7 @@ _MANY_ROWS = 2**23
 
 
 def check_cu_seqlens(cu_seqlens: object, query: Tensor, total: int, name: str = "cu_seqlens", of: str = "query") -> None:
-    """Raise TypeError or ValueError unless this tensor can say where sequences of `total` rows in all begin; numbers are not
-    read.
-    """
+    """Raise TypeError or ValueError unless this tensor can say where sequences of `total` rows begin, whatever its numbers."""
     cu_seqlens = check_tensor(name, cu_seqlens, "an int32 torch.Tensor (sequences + 1,)")
     if cu_seqlens.dtype != torch.int32 or cu_seqlens.layout is not torch.strided:
         raise TypeError(f"{name} is {cu_seqlens.dtype}, {cu_seqlens.layout}; torch.int32 is needed ({name}.int())")
@@ -55,10 +53,7 @@ def longest(cu_seqlens: Tensor, max_seqlen: int | None, query: Tensor, mask: Ten
 
 
 def longest_keys(starts: Tensor, cu_seqlens: Tensor, keys: Tensor) -> int:
-    """Return the length of the longest sequence of keys, which begin at `starts`, rounded as in `longest`.
-
-    Raises TypeError or ValueError.
-    """
+    """Return the length of the longest sequence of keys, beginning at `starts`, rounded as in `longest`; raise as it does."""
     check_cu_seqlens(starts, keys, keys.shape[1], "cu_seqlens_k", "key")
     check_memory(("cu_seqlens_k",), (starts,))
     if starts.shape != cu_seqlens.shape:
@@ -72,8 +67,7 @@ def longest_keys(starts: Tensor, cu_seqlens: Tensor, keys: Tensor) -> int:
 def assert_lengths(cu_seqlens: Tensor, max_seqlen: int, total: int) -> None:
     """Have the device of `cu_seqlens` fail where its numbers are not what `checked_longest` and `max_seqlen` ask for.
 
-    Nothing waits for it: on a GPU a later call says "device-side assert triggered". No kernel has read beyond the tensors by
-    then.
+    Nothing waits for it: a later call says "device-side assert triggered". No kernel has read beyond the tensors by then.
     """
     lengths = cu_seqlens.diff()
     right = ((lengths >= 0) & (lengths <= max_seqlen)).all() & (cu_seqlens[0] == 0) & (cu_seqlens[-1] == total)
@@ -100,10 +94,7 @@ def checked_longest(cu_seqlens: Tensor, total: int, name: str = "cu_seqlens", of
 
 
 def places(cu_seqlens: Tensor, total: int) -> Tensor:
-    """Return the place of each of `total` rows in its sequence, int32, on the device of `cu_seqlens`.
-
-    Whatever its numbers are, nothing beyond them is read, and the operator raises afterwards.
-    """
+    """Return the place of each of `total` rows in its sequence, int32; never read beyond `cu_seqlens`."""
     if not torch.compiler.is_compiling():
         check_memory(("cu_seqlens",), (cu_seqlens,))
     rows = torch.arange(total, dtype=torch.int32, device=cu_seqlens.device)

@@ -52,9 +52,6 @@ def through_lse(
 
 
 def power_of_two(largest: Tensor, rows: int) -> Tensor:
-    """Return the factor that takes `largest` to about 1, or to less where a sum of so many rows would not fit into float16.
-
-    1 where that is not finite: another sequence beside it must not become 0.
-    """
+    """Return the factor that takes `largest` to about 1, or less where a sum of `rows` would overflow float16; 1 of inf."""
     exponent = -torch.log2(largest.float()).ceil() - max(0.0, math.ceil(math.log2(max(rows, 1))) - _ROOM)
     return torch.exp2(exponent.clamp(-120, 120)).where(largest.isfinite(), 1.0).nan_to_num(1.0, 1.0, 1.0)

@@ -43,10 +43,7 @@ def zero_keys_of(pattern: Pattern, seq: int, heads: int, kv_heads: int, like: Te
 
 
 def add_zero_keys(out: Tensor, lse: Tensor, zero_keys: ZeroKeys | None, sink: Tensor | None = None) -> None:
-    """Change `out` `(batch, seq, heads, head_dim)` and `lse` `(batch, heads, seq)` in place, as if rows saw these keys too.
-
-    `sink` `(heads,)` is the logit of one more key, which every row of a head sees.
-    """
+    """Change `out` and `lse` `(batch, heads, seq)` in place, as if rows saw these keys and the sink."""
     first, logits = _logits(lse, zero_keys, sink)
     if zero_keys is not None and capturing(lse.device):
         _CAPTURED[id(zero_keys)] = zero_keys
