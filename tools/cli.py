@@ -23,11 +23,29 @@ from dilkit.files import why_not
 from dilkit.tools.console.interrupt import INTERRUPTED, TERMINATED, terminable
 from dilkit.tools.console.text import with_nearest
 
-COMMANDS = (
-    *("info", "doctor", "plan", "order", "verify", "bench", "report", "compare", "tune", "draw", "demo"),
-    *("encode-slide", "finetune-slide", "predict-slide"),
-)
-"""Commands; each has a module in `dilkit.tools.commands`."""
+COMMANDS = {
+    "info": ("", "--assume h100 --dtype bf16 --train"),
+    "doctor": ("", "--json"),
+    "plan": ("--seq 1M --ranks 8", "--pattern 'longformer(512, 16)' --seq 64K --simulate"),
+    "order": ("--shape 64x64", "--shape 33x45x80 --curve morton --segments 1024"),
+    "verify": ("", "--backend native,sdpa --pattern 'mistral(16)'"),
+    "bench": ("--seq 4K", "--seqs 16K,64K --pattern 'longformer(512, 16)' --train --out results"),
+    "report": ("results/bench.json", "results/bench.json --html report.html"),
+    "compare": ("before/bench.json after/bench.json", "before/bench.json after/bench.json --all"),
+    "tune": ("", "--seq 16K --dtype bf16 --device cuda"),
+    "draw": ("--segments 16,32,64", "--pattern 'longformer(8, 2)' --out pattern.png"),
+    "demo": ("--minutes 2", "--llama --minutes 5 --out demo"),
+    "encode-slide": (
+        "features --checkpoint slide_encoder.pth --out embeddings",
+        "slide.h5 --checkpoint slide_encoder.pth --out embeddings --heatmap",
+    ),
+    "finetune-slide": ("labels.csv features --checkpoint encoder.pth --out run", "labels.csv features --out run --resume"),
+    "predict-slide": (
+        "features --checkpoint run/model.pt --out predictions",
+        "slide.h5 --checkpoint run/model.pt --out predictions --heatmap",
+    ),
+}
+"""Commands, each with a module in `dilkit.tools.commands`, and the arguments of two examples."""
 GRACE = 5.0
 """Seconds that the other ranks leave the first one to say what is wrong; launchers end them as soon as it has."""
 DONE, NO, BAD_INPUT = 0, 1, 2
@@ -87,7 +105,8 @@ def command(name: str) -> ModuleType:
 
 def parser_of(name: str) -> Parser:
     module = command(name)
-    parser = Parser(f"dilkit {name}", description=module.HELP)
+    examples = "".join(f"\n  dilkit {name} {arguments}".rstrip() for arguments in COMMANDS[name])
+    parser = Parser(f"dilkit {name}", description=module.HELP, epilog=f"examples:{examples}")
     module.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
     return parser

@@ -1,7 +1,5 @@
 """What tests of measuring share."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Iterator
@@ -24,19 +22,18 @@ def _state_asked_once() -> Iterator[None]:
 
 
 @pytest.fixture
-def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_pictures(monkeypatch):
     """For tests that do not look at them: they are most of the time."""
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
 
 @pytest.fixture
-def tiny_yardsticks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Yardsticks that take no time, and one thread: on tiny problems more only wait for each other."""
+def tiny_yardsticks(monkeypatch) -> Iterator[None]:
     shrink(monkeypatch)
     with torch_threads(1):
         yield
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+def cuda(monkeypatch) -> FakeCuda:
     return FakeCuda(monkeypatch)

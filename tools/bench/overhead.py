@@ -1,7 +1,4 @@
-"""`dilkit bench --overhead`: the cost of selection and of the torch op, beside calling a backend directly on a tiny problem.
-
-One thread computes: the costs arise in one, and waking others takes longer than that on a busy machine.
-"""
+"""`dilkit bench --overhead`: the cost of selection and of the torch op on a tiny problem, on one thread."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
 from dataclasses import fields, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from dilkit.device import device_named
 from dilkit.tools.bench.suite import Suite, SuiteStep
 from dilkit.tools.console.arguments import make_folder
 from dilkit.tools.console.interrupt import INTERRUPTED
+from dilkit.tools.console.progress import progress
 from dilkit.tools.results.decode import encode
 from dilkit.tools.results.environment import now
 from dilkit.tools.results.file import new_result, read_result, write_result
@@ -43,11 +43,9 @@ def run(suite: Suite, args: Namespace, changed: dict[str, str]) -> int:
 
 def measure(suite: Suite, chosen: dict[str, Any], folder: Path, resume: bool) -> RowsResult:
     """Return the result; after Ctrl-C, of the steps that were done until then."""
-    from tqdm import tqdm
-
     steps = list(suite.steps())
     total = sum(step.weight for step in steps)
-    with suite.prepared() as facts, tqdm(total=total, file=sys.stderr, disable=None, bar_format=BAR) as bar:
+    with suite.prepared() as facts, progress(total=total, bar_format=BAR) as bar:
         result = begin(suite, steps, chosen, facts)
         if resume:
             result = _go_on(result, folder / FILE)

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"{name}: {value} is more than a picture can show; at most {limit}")
     pattern = pattern_of(args)
     if args.kept and (args.causal or pattern.heads is not None):
-        raise ValueError("--kept: is causal by itself and drawn for all heads; leave out --causal and ranges of heads")
+        raise ValueError("--kept: is always causal and for all heads; leave out --causal and ranges of heads")
     if args.out:
         picture_file("--out", args.out)
     load_torch()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from dilkit import environment, files
 from dilkit.comm.collectives import gather_values
@@ -19,6 +19,7 @@ from dilkit.integrations.gigapath.checkpoint import config_of, is_pooling_open, 
 from dilkit.integrations.gigapath.cohort.listing import CohortJob, ModelRecord, ReadSettings, sha256_of
 from dilkit.integrations.gigapath.cohort.run import Plan, embed_share, finish, plan_cohort
 from dilkit.integrations.gigapath.config import known_as
+from dilkit.tools.console.progress import shown
 from dilkit.tools.console.text import print_json, table
 
 MEAN, CLASS_TOKEN = "mean of tiles", "class token"
@@ -48,9 +49,8 @@ def encode(
         if rank == 0 and not args.json:
             show(plan)
         total = sum(slide.tiles for pack in plan.shares[rank] for slide in pack)
-        hidden = rank > 0 or not sys.stderr.isatty()
-        with tqdm(total=total, file=sys.stderr, disable=hidden, unit="tile") as bar:
-            mine = embed_share(model, plan, job, rank, bar.update)
+        with shown("tile", hidden=rank > 0) as move:
+            mine = embed_share(model, plan, job, rank, partial(move, total=total))
         shares = gather_values(comm, mine) if comm else [mine]
         if rank:
             return 0
@@ -62,15 +62,15 @@ def encode(
     slides = [by_output[slide.output.name] for slide in plan.slides if slide.output.name in by_output]
     refused.sort(key=lambda one: str(one.path))
     if args.json:
-        shown = []
+        listed = []
         for one in slides:
             maps = [str(args.out / name) for name in one.maps]
             facts: dict[str, Any] = dict(features=one.file, out=str(args.out / one.output), maps=maps)
             facts |= dict(kept=one.output in kept_outputs, tiles=one.tiles, tile_size=one.tile_size)
-            shown.append(facts | dict(tile_size_from=one.tile_size_from, warnings=list(one.warnings)))
+            listed.append(facts | dict(tile_size_from=one.tile_size_from, warnings=list(one.warnings)))
         settings = dict(arch=job.model.arch, device=args.device, dtype=job.model.dtype, pooling=job.model.pooling)
         reasons = [dict(features=str(one.path), reason=one.reason) for one in refused]
-        print_json("encode-slide", {**settings, "slides": shown, "refused": reasons, "not_read": list(map(str, unread))})
+        print_json("encode-slide", {**settings, "slides": listed, "refused": reasons, "not_read": list(map(str, unread))})
     else:
         print(f"wrote {new} embeddings to {args.out}, kept {len(kept_outputs)}, refused {len(refused)}")
     notes = [*notes, *(f"{path} is no file of features, and is not read" for path in unread)]

@@ -31,10 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", type=Path, required=True, metavar="FILE", help=checkpoint)
     add("--out", type=Path, required=True, metavar="DIR", help="folder of the embeddings")
     add_encoder_arguments(parser, "class token")
-    coords = "folder of coordinates, where they are not with the features: CLAM's or TRIDENT's patches, slide2vec's tiles"
-    heatmap = "also the class token's attention in the last layer: NAME.png (needs matplotlib), NAME.geojson for QuPath"
-    add("--coords", type=Path, metavar="DIR", help=coords)
-    add("--microns-per-pixel", type=positive, metavar="UM", help="micrometres of a pixel of level 0, for STAMP's files")
+    heatmap = "also the attention in the last layer, of the class token or, where their mean is pooled, of all tiles: NAME.png "
+    heatmap += "(needs matplotlib), NAME.geojson for QuPath"
     add("--tail", choices=("zeros", "exact"), help="padded keys, or none (default: the checkpoint's, else zeros)")
     add("--all-layers", action="store_true", help="of the input and of each layer")
     add("--heatmap", action="store_true", help=heatmap)
@@ -52,6 +50,9 @@ def add_encoder_arguments(parser: argparse.ArgumentParser, pooled: str) -> None:
     add("--ngrids", type=whole(1), metavar="N", help="cells of a tile a side (default: the checkpoint's, else 1000)")
     add("--tile-size", type=whole(1), metavar="PIXELS", help=size)
     add("--tile-encoder", metavar="NAME", help=encoder)
+    coords = "folder of coordinates, where they are not with the features: CLAM's or TRIDENT's patches, slide2vec's tiles"
+    add("--coords", type=Path, metavar="DIR", help=coords)
+    add("--microns-per-pixel", type=positive, metavar="UM", help="micrometres of a pixel of level 0, for STAMP's files")
     add("--global-pool", action=argparse.BooleanOptionalAction, help=pool)
     add("--device", type=device_here, default="cpu", metavar="cuda:0", help="where to run (default %(default)s)")
     add_backend_argument(parser, "that compute attention (default: DILKIT_BACKEND's, else what suits the slide and the device)")

@@ -1,11 +1,10 @@
-"""`dilkit finetune-slide`: GigaPath's slide encoder trained for classes of slides or survival, from files of tile features."""
+"""`dilkit finetune-slide`: GigaPath's slide encoder trained on files of tile features."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from dilkit.integrations.gigapath.finetuning.record import Finetuning, Interval,
 from dilkit.tools.commands.encode_slide import add_encoder_arguments
 from dilkit.tools.console.arguments import make_folder, number, whole
 from dilkit.tools.console.interrupt import load_torch
+from dilkit.tools.console.progress import shown
 from dilkit.tools.report.document import Axis, Plot, Series, Table
 from dilkit.tools.report.points import plain
 from dilkit.tools.report.views import Report
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     from dilkit.integrations.gigapath.checkpoint import local_file, needed_tile_encoder, read_checkpoint
     from dilkit.integrations.gigapath.features import check_apart
     from dilkit.integrations.gigapath.finetuning import finetune, look_through, read_labels, split_examples
-    from dilkit.integrations.gigapath.finetuning.model import check_tile_encoder, config_for, first_encoder
+    from dilkit.integrations.gigapath.finetuning.model import config_for, first_encoder
     from dilkit.tools.report.files import publish
     from dilkit.tools.results.file import new_result
 
@@ -87,37 +87,22 @@ def run(args: argparse.Namespace) -> int:
     tile_encoder = args.tile_encoder if checkpoint is None else needed_tile_encoder(checkpoint, args.tile_encoder)
     labels = read_labels(args.labels)
     splits = split_examples(labels, args.seed, args.val_share, args.test_share)
-    with _bar("slide") as shown:
-        done = partial(shown, total=len(labels.examples))
-        slides = look_through(labels, args.features, args.tile_size, done, tile_encoder)
-    if checkpoint is not None and tile_encoder is not None:
-        check_tile_encoder(slides, tile_encoder)
+    with shown("slide") as show:
+        done = partial(show, total=len(labels.examples))
+        slides = look_through(labels, args.features, args.tile_size, done, tile_encoder, args.coords, args.microns_per_pixel)
     config = config_for(slides, args.arch, checkpoint, **{name: getattr(args, name) for name in CHANGES})
     options: dict[str, Any] = {name: getattr(args, name) for name in ("device", "backend", "seed", "activation_checkpointing")}
     encoder = first_encoder(config, checkpoint, **options)
     make_folder("--out", args.out)
-    with _bar("step") as shown:
-        record = finetune(labels, slides, encoder, args.out, settings, splits=splits, resume=args.resume, progress=shown)
+    for note in settings.for_cohort(len(splits.train))[1]:  # before the wait, and in the report
+        print(f"dilkit finetune-slide: {note}", file=sys.stderr)
+    with shown("step") as show:
+        record = finetune(labels, slides, encoder, args.out, settings, splits=splits, resume=args.resume, progress=show)
     began = None if args.checkpoint is None else str(args.checkpoint)
-    facts = dict(checkpoint=began, peak_rate=settings.peak_rate, run=encode(record))
+    facts = dict(checkpoint=began, peak_rate=record.settings.peak_rate, run=encode(record))
     result = new_result(RowsResult, probe(args.device), kind="finetune-slide", suite="finetune-slide", repeats=1, facts=facts)
     publish(result, args.out, "finetune", "dilkit finetune-slide", args.json)
     return 0
-
-
-@contextlib.contextmanager
-def _bar(unit: str) -> Iterator[Callable[..., None]]:
-    """Yield a function of the number done, the total and the loss, which moves a bar on a terminal."""
-    from tqdm import tqdm
-
-    with tqdm(unit=unit, file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
-
-        def show(done: int, total: int, loss: float | None = None) -> None:
-            bar.total = total
-            bar.set_postfix({} if loss is None else {"loss": f"{loss:.4f}"}, refresh=False)
-            bar.update(done - bar.n)
-
-        yield show
 
 
 def run_of(result: RowsResult) -> Finetuning:

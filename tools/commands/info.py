@@ -68,8 +68,10 @@ def _lines(report: Mapping[str, Any], device: Device) -> Iterator[str]:
     requested = f"; asked for: {', '.join(problem['requested'])}" if problem["requested"] else ""
     yield from wrapped("", f"{problem['problem']}: {problem['flops'] / 1e9:,.4g} nominal GFLOP forward")
     yield from wrapped("on ", f"{problem['device']}{requested}")
-    backends = ((b["name"], b["verdict"], "; ".join(filter(None, (b["detail"], *b["reasons"])))) for b in problem["backends"])
-    yield from table(backends)
+    alike: dict[tuple[str, str], list[str]] = {}
+    for b in problem["backends"]:
+        alike.setdefault((b["verdict"], "; ".join(filter(None, (b["detail"], *b["reasons"])))), []).append(b["name"])
+    yield from table((", ".join(names), *why) for why, names in alike.items())
     yield from (line for note in problem["notes"] for line in wrapped("note: ", note))
     proofs = ((p.verdict, ", ".join(p.facts), "; ".join(filter(None, (p.reason, p.doubt)))) for p in report["proofs"])
     yield from table(("proof", verdict, f"{facts}: {why}" if why else facts) for verdict, facts, why in proofs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -54,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("job").add_argument
     schedules = "how branches are computed over ranks (default %(default)s)"
     keep = "what is kept of received rows for the backward pass; nothing: they are sent again (default %(default)s)"
-    add("--world-size", type=whole(1), default=8, metavar="P", help="ranks (default %(default)s)")
+    add("--ranks", "--world-size", dest="world_size", type=whole(1), default=8, metavar="P", help="ranks (default %(default)s)")
     add("--schedule", choices=(*SCHEDULES, ALL), default=ALL, help=schedules)
     add("--keep", choices=KEEPS, default=KEEPS[0], help=keep)
     add("--bandwidth", type=bandwidth, metavar="B", help=f"of a rank, each way, as 400Gbit/s (default {BANDWIDTH})")
@@ -88,13 +89,13 @@ def run(args: argparse.Namespace) -> int:
 def collect(args: argparse.Namespace) -> dict[str, Any]:
     """Return the whole report as plain data. Raises ValueError naming the argument that does not fit."""
     if args.seq < args.world_size:
-        raise ValueError(f"--world-size: {args.world_size} ranks cannot share out --seq {args.seq}; at least one token each")
+        raise ValueError(f"--ranks: {args.world_size} ranks cannot share out --seq {args.seq}; at least one token each")
     set_series(args)
     pattern, rows, speed = pattern_of(args), Rows(args.dim, args.dtype, args.batch, args.mask), speed_of(args)
     kv_heads, branches = args.kv_heads or args.heads, len(pattern.branches)
     if args.world_size * kv_heads * branches > MOST_ENTRIES:
         raise ValueError(
-            f"--world-size {args.world_size:,} with {kv_heads:,} key/value heads and {branches:,} branches is too large a plan; "
+            f"--ranks {args.world_size:,} with {kv_heads:,} key/value heads and {branches:,} branches is too large a plan; "
             f"ranks x heads x branches may be {MOST_ENTRIES:,} at most"
         )
     cuts, shape = shard_cuts(args.seq, args.world_size, pattern), (args.heads, args.kv_heads)
@@ -192,7 +193,10 @@ def lines(report: Mapping[str, Any]) -> Iterator[str]:
         rows += [(peer, *"-----", in_seconds(seconds), "-", "-") for peer, seconds in simulated["peers"].items()]
     yield from ("", *(f"  {line}" for line in aligned([header, *rows])), "") if rows else ()
     yield from next(iter(schedules.values()), {"explanation": ()})["explanation"]
-    yield from (f"{name} is refused: {why}" for name, why in report["refused"].items())
+    refused: dict[str, list[str]] = {}
+    for name, why in report["refused"].items():
+        refused.setdefault(why.replace(f"schedule={name!r} is", "they are"), []).append(name)
+    yield from (f"refused: {', '.join(names)}: {why}" for why, names in refused.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,6 +233,8 @@ def calibrate(args: argparse.Namespace) -> int:
 
     def measure(comm: Comm) -> int:
         problem = problem_of(args)
+        if comm.rank == 0:
+            print("measures the links and the kernel: some minutes", file=sys.stderr)
         speed = rank_speed(comm, problem)
         if comm.rank == 0:
             result = new_result(SpeedsResult, problem.device, problem=str(problem), ranks=comm.size, speed=speed)
@@ -254,12 +260,12 @@ def simulation(args: argparse.Namespace, forecasts: Mapping[str, Forecast], spee
     chosen = {name: value for name in (*LINKS, "stragglers") if (value := getattr(args, name)) is not None}
     if not args.simulate:
         if chosen:
-            raise ValueError(f"--{next(iter(chosen)).replace('_', '-')}: it is of a simulation; add --simulate")
+            raise ValueError(f"--{next(iter(chosen)).replace('_', '-')}: needs a simulation; add --simulate")
         return None
     if args.world_size > MOST_RANKS:
-        raise ValueError(f"--world-size {args.world_size:,}: {MOST_RANKS:,} ranks are simulated at most; leave --simulate out")
+        raise ValueError(f"--ranks {args.world_size:,}: {MOST_RANKS:,} ranks are simulated at most; leave --simulate out")
     if "oversubscription" in chosen and "hosts_per_pod" not in chosen:
-        raise ValueError("--oversubscription: it is that of the uplinks of pods; add --hosts-per-pod N")
+        raise ValueError("--oversubscription: needs pods; add --hosts-per-pod N")
     topology = Topology(speed.bandwidth, **{name: chosen[name] for name in LINKS if name in chosen})
     stragglers = Stragglers(args.stragglers or 0)
     schedules = {}

@@ -139,10 +139,10 @@ def _lines(one: Mapping[str, Any]) -> list[str]:
 
 
 def _measured(args: Namespace, problems: list[Problem]) -> Iterator[Measured]:
-    from tqdm import tqdm
+    from dilkit.tools.console.progress import progress
 
     runners = [_runner(args, args.backend) for _ in ("forward", "training")]
-    with tqdm(problems, unit="problem", file=sys.stderr, disable=None) as bar:
+    with progress(problems, unit="problem") as bar:
         for problem in bar:
             bar.set_description(f"{'training' if problem.requires_grad else 'forward'}, {problem.seq:,} tokens")
             what = dict(problem=str(problem), seq=problem.seq, requires_grad=problem.requires_grad)

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
 from dilkit.environment import without_proofs
 from dilkit.problem import DTYPES
 from dilkit.registry import backends as known_backends, list_backends
@@ -18,6 +16,7 @@ from dilkit.testing.packings import SEQUENCES
 from dilkit.testing.problems import DROPPING, LARGE, OTHER_KINDS, PROBLEMS, SCORES, cases_of
 from dilkit.tools.console.arguments import add_backend_argument, add_written_pattern, device_here, whole
 from dilkit.tools.console.interrupt import load_torch
+from dilkit.tools.console.progress import progress
 from dilkit.tools.console.text import print_json
 from dilkit.tools.report.document import Document, Row, Table
 from dilkit.tools.report.terminal import document_text
@@ -37,7 +36,6 @@ OUTPUTS, VERDICTS = ("out", "lse", "dq", "dk", "dv", "dsink"), ("passed", "refus
 REPEATS = 100
 REPEATED = ("causal", "head_dim 128")
 """Large cases that are computed again and again."""
-BAR: dict[str, Any] = dict(disable=None, unit="check", leave=False)  # on stderr as it is at the time of the call
 LEGEND = (
     "A number is the worst error against fp64, in units of what plain torch math in the same dtype makes: at most 2 is right, "
     "for gradients 3. -: refused or not computed. --json has them by feature and by output, and all reasons."
@@ -97,7 +95,7 @@ def checked(backends: Sequence[str], cases: Sequence[Case], device: str) -> Iter
     from dilkit.testing.conformance import check
 
     todo = [(backend, case) for case in cases for backend in backends]  # case by case: the oracle's results are used at once
-    yield from (check(backend, case, device) for backend, case in tqdm(todo, **BAR))
+    yield from (check(backend, case, device) for backend, case in progress(todo, unit="check"))
 
 
 def repeated(results: Sequence[Result], device: str, repeats: int) -> dict[str, int]:
@@ -111,7 +109,7 @@ def repeated(results: Sequence[Result], device: str, repeats: int) -> dict[str, 
     again = [r for r in results if r.case in LARGE and r.case.variant in REPEATED and r.verdict == "passed"]
     todo = [(r.backend, r.case) for r in again if getattr(known[r.backend], "reproducible", False)]
     differing: dict[str, int] = {}
-    for name, case in tqdm(todo, **BAR):
+    for name, case in progress(todo, unit="check"):
         differing[name] = differing.get(name, 0) + repeats_that_differ(name, case, device, repeats)
     return differing
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -76,6 +77,9 @@ def written_pattern(text: str) -> Pattern:
             return pattern_of_text(text)
         return Pattern.from_json(read_bytes(Path(text)).decode())
     except OSError as error:
+        if text in PRESETS:
+            parameters = ", ".join(inspect.signature(getattr(Pattern, text)).parameters)
+            raise argparse.ArgumentTypeError(f"{text!r} needs numbers: {text}({parameters}), as in mistral(4096)") from None
         why = f"is no JSON object and no call, such as longformer(512, 16), and as a file it {why_not(error)}"
         raise argparse.ArgumentTypeError(f"{text!r} {why}") from None
     except (ValueError, TypeError) as error:

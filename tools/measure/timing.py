@@ -113,10 +113,9 @@ def cold_cuda_seconds(function: Call, calls: int) -> float:
 def captured(function: Call, pool: Any = None, stream: Any = None) -> Any:
     """Return a `torch.cuda.CUDAGraph` of one call, captured after calls that warm up, and replayed once.
 
-    The call changes none of its inputs. Autograd runs a backward pass on the stream of its forward pass: a call that is the
-    backward pass of one forward pass makes that in its first call, here; whoever replays the graph keeps `function`, which owns
-    what that pass left. `pool` is that of another graph of this `stream`; results of replays are not kept apart. Raises
-    RuntimeError, or what the call raises, for what cannot be captured, and if a replay does not compute what the call does.
+    Autograd runs a backward pass on the stream of its forward pass, which a call therefore makes in its first call, here; whoever
+    replays the graph keeps `function`. `pool` is that of another graph of this `stream`. Raises RuntimeError, or what the call
+    raises, for what cannot be captured, and if a replay does not compute what the call does.
     """
     import torch
 

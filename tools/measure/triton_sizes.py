@@ -1,4 +1,4 @@
-"""Sizes of the kernels in Triton to try beside those of its table: one list, for `dilkit tune` and the tests of a GPU day."""
+"""Sizes of the kernels in Triton to try beside those of its table."""
 
 from __future__ import annotations
 

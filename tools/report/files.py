@@ -1,4 +1,4 @@
-"""A result as a command leaves it: a JSON file, a Markdown page and a picture in a folder, and its document on the terminal."""
+"""A result as files of JSON, Markdown and a picture, and its document on the terminal."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from dilkit.tools.results.file import write_result, write_text
 
 
 def publish(result: Result, folder: Path, stem: str, title: str, as_json: bool) -> None:
-    """Write `stem`.json, .md and .png into `folder`, the page under `title`. Print the document, or with `as_json` the result;
-    what was written goes to stderr. Without matplotlib there is no picture."""
+    """Write `stem`.json, .md and, with matplotlib, .png into `folder`, the page under `title`.
+
+    Print the document, or with `as_json` the result; the names of the files go to stderr.
+    """
     document = registry.words(result.kind).document(result)
     write_result(result, folder / f"{stem}.json")
     write_text(folder / f"{stem}.md", f"# {title}\n\n{document_markdown(document)}\n\n`{result.command}`\n")

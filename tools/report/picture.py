@@ -1,7 +1,4 @@
-"""Pictures of plots, by matplotlib: each plot as SVG, or those of a document as one PNG.
-
-Without matplotlib everything here raises ImportError.
-"""
+"""Pictures of plots by matplotlib, without which everything here raises ImportError."""
 
 from __future__ import annotations
 

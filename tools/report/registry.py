@@ -1,4 +1,4 @@
-"""Every kind of result: its record, the document that is made of it, and the sentence that docs/measurements.md has of it."""
+"""Every kind of result: its record, its document and its sentence."""
 
 from __future__ import annotations
 

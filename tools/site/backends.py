@@ -1,4 +1,4 @@
-"""Tables of backends: limits, and the automatic choice on each GPU generation."""
+"""Tables of backends: limits, status, and the automatic choice on each GPU generation."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from dilkit.selection.preference_table import TABLE, table_preference
 from dilkit.selector import trace
 from dilkit.tools.commands.info import BY_CALL, SEQ, examples
 from dilkit.tools.report.markdown import rows_markdown
+from dilkit.tools.results.file import read_result
+from dilkit.tools.results.rows import RowsResult
+from dilkit.tools.site import figures
 
 FLAGS = {
     "causal": "causal",
@@ -47,6 +50,27 @@ def backend_table(root: Path) -> str:
         devices = "any" if limits.devices is None else ", ".join(sorted(limits.devices))
         dtypes = "all four" if limits.dtypes == set(DTYPES) else ", ".join(d for d in DTYPES if d in limits.dtypes)
         rows.append((f"`{b.name}`", b.summary, ", ".join(b.requires), devices, dtypes, ", ".join(_gaps(limits)) or "-"))
+    return rows_markdown(rows)
+
+
+def status_table(root: Path) -> str:
+    """Return the devices on which each backend was held to the oracle and timed, by the results in docs/results."""
+    results = root / "docs" / "results"
+    timed = {
+        row.who for path in results.glob("cpu-*.json") for row in read_result(path, RowsResult, "suite-cpu").rows if row.samples
+    }
+    emulated = {
+        row.who for path in results.glob("ptx.json") for row in read_result(path, RowsResult, "ptx").rows if row.table == "trials"
+    }
+    gpus = figures.gpu_counts(results)
+    rows = [("backend", "right on", "timed on", "not run on")]
+    for b in own_backends():
+        counts = {gpu: n for (gpu, name), n in sorted(gpus.items()) if name == b.name and not n["wrong"]}
+        on_cpu = b.limits.devices is None or "cpu" in b.limits.devices
+        right = ["CPUs"] * on_cpu + ["emulated on CPUs"] * (b.name in emulated) + list(counts)
+        clocked = ["CPUs"] * (b.name in timed) + [gpu for gpu, n in counts.items() if n["timed"]]
+        missing = "-" if b.limits.devices == frozenset({"cpu"}) else "other GPUs" if counts else "GPUs"
+        rows.append((f"`{b.name}`", "; ".join(right) or "-", "; ".join(clocked) or "-", missing))
     return rows_markdown(rows)
 
 

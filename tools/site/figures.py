@@ -14,6 +14,8 @@ from dilkit.tools.results.rows import RowsResult
 NOTHING = "Nothing has been measured for this version yet."
 PAGES = {"costs": "../gpu-costs.md", "ptx": "../gpu-kernels.md"}
 """Pages of results that are not beside them."""
+SINGLE = "results/demos.md"
+"""The page of results that have none of their own, beside the page of measurements."""
 SIDE_BY_SIDE = ("cpu",)
 """Suites that have a file for each machine, shown together."""
 ON_GPUS = ("cupy_raw", "triton", "numba_cuda", "sdpa", "flex")
@@ -28,12 +30,22 @@ def sentence(folder: Path, name: str) -> str:
     return registry.sentence_of(path) if path.exists() else NOTHING
 
 
+def front(folder: Path) -> str:
+    """Return the figures of the front page: one of a CPU, one of a GPU."""
+    return f"- CPU: {sentence(folder, 'lengths')}\n- GPU: {sentence(folder, 'gpu-h200')}"
+
+
 def summary(folder: Path) -> str:
-    """Return a list item for each result in `folder`, with a link to its page, or to its section of the page of measurements."""
+    """Return a list item for each result in `folder`, with a link to its page, or to its section of the page of single ones."""
     kinds = list(registry.KINDS)
     sections = sorted(_sections(folder).items(), key=lambda section: kinds.index(registry.read(section[1][0]).kind))
-    links = {name: _page(folder, name) or f"#{name}" for name, _ in sections}
-    return "\n".join(f"* [{name}]({links[name]}): {registry.sentence_of(*paths)}" for name, paths in sections) or NOTHING
+    links = {name: _page(folder, name) or f"{SINGLE}#{name}" for name, _ in sections}
+    items = []
+    for name, paths in sections:
+        texts = [registry.sentence_of(path) for path in paths]
+        items.append(f"* [{name}]({links[name]}): {texts[0] if len(texts) == 1 else ''}".rstrip())
+        items += [f"    * {text}" for text in texts if len(texts) > 1]
+    return "\n".join(items) or NOTHING
 
 
 def _sections(folder: Path) -> dict[str, list[Path]]:
@@ -57,7 +69,7 @@ def measurements(folder: Path) -> str:
     for name, (path, *_) in _sections(folder).items():
         if not _page(folder, name):
             document = document_markdown(registry.document_of(path), level=3)
-            parts += [f"## {name}", document, f"The file: [{path.name}](results/{path.name})"]
+            parts += [f"## {name}", document, f"The file: [{path.name}]({path.name})"]
     return "\n\n".join(parts) or NOTHING
 
 
@@ -66,8 +78,8 @@ def whole(folder: Path, name: str, level: int = 2) -> str:
     return document_markdown(registry.document_of(*paths), level=level) if paths else NOTHING
 
 
-def gpu_runs(folder: Path) -> str:
-    """Return what the results of each GPU in `folder` hold of each backend, and what none of them holds."""
+def gpu_counts(folder: Path) -> dict[tuple[str, str], Counter[str]]:
+    """Return what the results in `folder` hold of each GPU and backend: checks passed, wrong ones, timed cases, calls by kind."""
     runs: dict[tuple[str, str], Counter[str]] = {}
     for result in map(registry.read, sorted(folder.glob("gpu*.json"))):
         for row in result.rows if isinstance(result, RowsResult) and result.environment.device == "cuda" else ():
@@ -78,8 +90,13 @@ def gpu_runs(folder: Path) -> str:
                 counts.update(wrong=row.verdict == "wrong")
                 if "wrong" not in row.values:  # no problems of the list
                     counts.update(f"{words} {row.verdict}" for part, words in CALLS.items() if part in test)
+    return runs
+
+
+def gpu_runs(folder: Path) -> str:
+    """Return what the results of each GPU in `folder` hold of each backend, and what none of them holds."""
     rows = [("GPU", "backend", "checks of the problem list", "timed", "also right, unless marked")]
-    for (gpu, name), n in sorted(runs.items()):
+    for (gpu, name), n in sorted(gpu_counts(folder).items()):
         if n["timed"] or n["wrong"] or ":" not in name:  # a kernel that torch lacks is right where no call of it is needed
             checks = f"{n['passed']} right, {n['wrong']} wrong" if n["passed"] or n["wrong"] else "-"
             marks = {words: " WRONG" if n[f"{words} failed"] else "" for words in CALLS.values()}

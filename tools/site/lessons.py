@@ -1,7 +1,4 @@
-"""The lessons of docs/lessons: run from top to bottom, their pictures drawn, and made into notebooks.
-
-python -m dilkit.tools.site.lessons [NAME ...]    run them, and put the pictures that they draw into docs/images/lessons
-"""
+"""The lessons of docs/lessons: run from top to bottom, their pictures drawn, and made into notebooks."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Writes the generated parts of README.md and of docs/ anew: everything between `<!-- generated: NAME -->` and `<!-- end -->`.
-
-    python -m dilkit.tools.site.pages
-
-It runs in the root of a checkout. The pages depend on that alone, not on the machine: every GPU is assumed, no module is missing.
-"""
+"""Writes the generated parts of README.md and docs/ anew, with every GPU assumed and no module missing."""
 
 from __future__ import annotations
 
@@ -53,6 +48,7 @@ def main() -> int:
         if code := cli.main([*command.split(), str(images / name)]):
             return code
     pattern_gallery.draw_gallery(images / "gallery.png")
+    pattern_gallery.draw_received(images / "received.png")
     many_ranks.draw(images / "many-ranks.png")
     return 0
 
@@ -96,12 +92,14 @@ GENERATORS: dict[str, Callable[[Path], str]] = {
     "executed": _of_results(figures.sentence, name="ptx"),
     "families": families.family_table,
     "figures": _of_results(figures.summary),
+    "front": _of_results(figures.front),
     "kernels": _of_results(figures.whole, name="kernels"),
     "many-ranks": many_ranks.table,
     "measurements": _of_results(figures.measurements),
     "on-gpus": _of_results(figures.gpu_runs),
     "picks": backends.pick_table,
     "ptx": _of_results(figures.whole, name="ptx", level=4),
+    "status": backends.status_table,
     "suite-gpu": _of_results(figures.gpu_suites),
     **{f"suite-{name}": _of_results(figures.whole, name=name) for name in SUITES},
 }

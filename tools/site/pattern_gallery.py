@@ -1,4 +1,4 @@
-"""The picture of docs/choosing-a-pattern.md: what token sees what in published patterns, of 64 tokens."""
+"""Pictures of which token sees which, of 64 tokens: published patterns, and patterns over the ranks that hold the keys."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from dilkit.pattern import DilatedSegment, Documents, Intervals, Pattern, Prefix, SlidingWindow
+from dilkit.pattern import DilatedSegment, Documents, GlobalTokens, Intervals, Pattern, Prefix, SlidingWindow
 from dilkit.tools.report.picture import new_figure, save
 from dilkit.viz import draw_count
 
-HEADS, SEQ = 4, 64
+HEADS, SEQ, RANKS = 4, 64, 4
 
 
 def draw_gallery(path: Path) -> None:
@@ -36,3 +36,14 @@ def draw_gallery(path: Path) -> None:
     with new_figure() as figure:
         draw_count(figure, torch.stack(counts), f"{SEQ} tokens", names=tuple(patterns))
         save(figure, path, dpi=280)
+
+
+def draw_received(path: Path) -> None:
+    """Draw which pairs of three patterns are of one rank, and which of two."""
+    kinds = {"A window": SlidingWindow(4), "A dilated segment": DilatedSegment(64, 4), "Global tokens": GlobalTokens(2)}
+    rank = torch.arange(SEQ) * RANKS // SEQ
+    counts = [(Pattern.of(branch).count(SEQ, 1)[0] > 0) * (1 + (rank[:, None] != rank).int()) for branch in kinds.values()]
+    with new_figure() as figure:
+        title = f"{SEQ} tokens on {RANKS} ranks; 1: the key is on the query's rank, 2: on another"
+        draw_count(figure, torch.stack(counts), title, names=tuple(kinds))
+        save(figure, path, dpi=140)

@@ -1,6 +1,4 @@
-"""`dilkit bench`: what it measures, writes and prints, and what its document says."""
-
-from __future__ import annotations
+"""`dilkit bench`."""
 
 import json
 from pathlib import Path
@@ -27,7 +25,7 @@ def bench(out: Path, *arguments: str) -> int:
     return cli.main(["bench", *TINY, "--out", str(out), *arguments])
 
 
-def test_the_command_writes_and_prints_one_result(tmp_path, capsys) -> None:
+def test_the_command_writes_and_prints_one_result(tmp_path, capsys):
     assert bench(tmp_path, "--seqs", "64,32", "--backend", "reference", "--baseline", "gather,dense", "--backward", "--json") == 0
     printed = json.loads(capsys.readouterr().out)
     result = read_result(tmp_path / "bench.json", RowsResult, "bench")
@@ -40,7 +38,7 @@ def test_the_command_writes_and_prints_one_result(tmp_path, capsys) -> None:
 
 @pytest.mark.usefixtures("without_pictures")
 class TestWithoutPictures:
-    def test_a_table_is_printed_and_what_is_named_and_not_measured_makes_the_exit_code_1(self, tmp_path, capsys) -> None:
+    def test_a_table_is_printed_and_what_is_named_and_not_measured_makes_the_exit_code_1(self, tmp_path, capsys):
         assert bench(tmp_path, "--seq", "48", "--device", "cpu", "--backend", "reference,cupy_raw", "--baseline", "gather") == 1
         printed = capsys.readouterr()
         assert "reference" in printed.out
@@ -48,12 +46,12 @@ class TestWithoutPictures:
         assert "no picture" in printed.err
         assert not (tmp_path / "bench.png").exists()
 
-    def test_a_wrong_implementation_makes_the_exit_code_1(self, tmp_path, capsys, monkeypatch) -> None:
+    def test_a_wrong_implementation_makes_the_exit_code_1(self, tmp_path, capsys, monkeypatch):
         monkeypatch.setitem(BASELINES, "gather", wrong_by(1.0, "gather"))
         assert bench(tmp_path, "--seq", "32", "--backend", "reference", "--baseline", "gather") == 1
         assert "gather wrong: out" in capsys.readouterr().out
 
-    def test_interruption_keeps_what_was_measured_and_replaces_nothing_by_nothing(self, tmp_path, capsys, monkeypatch) -> None:
+    def test_interruption_keeps_what_was_measured_and_replaces_nothing_by_nothing(self, tmp_path, capsys, monkeypatch):
         interrupt_beyond(32, monkeypatch)
         assert bench(tmp_path, "--seq", "64", "--backend", "reference", "--json") == 130
         printed = capsys.readouterr()
@@ -67,13 +65,13 @@ class TestWithoutPictures:
         assert "INTERRUPTED" in capsys.readouterr().out
 
     @pytest.mark.parametrize("option", [[], ["--overhead"]], ids=["lengths", "overhead"])
-    def test_a_folder_that_cannot_be_made_is_said_before_measuring(self, option, tmp_path, capsys, monkeypatch) -> None:
+    def test_a_folder_that_cannot_be_made_is_said_before_measuring(self, option, tmp_path, capsys, monkeypatch):
         monkeypatch.setattr(CaseRunner, "run", None)
         (tmp_path / "file").touch()
         assert bench(tmp_path / "file", "--seq", "32", *option) == 2
         assert "--out: folder" in capsys.readouterr().err
 
-    def test_overhead_compares_a_backend_with_itself(self, tmp_path, capsys) -> None:
+    def test_overhead_compares_a_backend_with_itself(self, tmp_path, capsys):
         assert bench(tmp_path, "--overhead", "--backend", "reference") == 0
         found = read_result(tmp_path / "overhead.json", RowsResult, "overhead")
         assert found.facts["backend"] == "reference"
@@ -83,7 +81,7 @@ class TestWithoutPictures:
         assert "forward, gradients recorded  " in capsys.readouterr().out
 
 
-def test_overhead_is_the_median_difference_within_a_round() -> None:
+def test_overhead_is_the_median_difference_within_a_round():
     samples = dict(dilkit=(5.0, 105.0, 7.0), directly=(4.0, 103.0, 4.0))
     (case,) = cases_of(Row(table="call", who=who, samples=times) for who, times in samples.items())
     assert overhead_s(case) == 2.0

@@ -1,6 +1,4 @@
-"""`dilkit bench --suite gpu` from end to end at a tiny size on the CPU, other backends standing in for the CUDA kernels."""
-
-from __future__ import annotations
+"""`dilkit bench --suite gpu` on the CPU."""
 
 import json
 import weakref
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import small_suites
-from helpers.cuda_clock import FakeCuda, Graph
+from helpers.cuda_clock import Graph
 from helpers.measuring import reference
 from helpers.result_files import FOLDER
 from helpers.small_suites import SIZES
@@ -35,13 +33,11 @@ from dilkit.tools.site import figures
 
 
 class StandIn(Native):
-    """Computes on the CPU under the name of the CUDA kernels."""
-
     name = "cupy_raw"
 
 
 @pytest.fixture(autouse=True)
-def on_the_cpu(monkeypatch: pytest.MonkeyPatch, tiny_yardsticks: None) -> Iterator[None]:
+def on_the_cpu(monkeypatch, tiny_yardsticks: None) -> Iterator[None]:
     monkeypatch.setattr(memory, "peak_memory", lambda call, device: 3 * MIB)  # of a CUDA device it is the allocator's own figure
     register_backend(StandIn(), replace=True)
     yield
@@ -51,12 +47,12 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch, tiny_yardsticks: None) -> Iterat
 SMALL = dict(sizes=SIZES["gpu"], device="cpu")
 
 
-def run(out: Path, *arguments: str, **fields: Any) -> tuple[int, Any]:
+def run(out: Path, *arguments: str, **fields) -> tuple[int, Any]:
     return small_suites.run("gpu", out, "--repeats", "1", *arguments, **SMALL | fields)
 
 
 @pytest.mark.slow
-def test_the_suite_measures_and_judges_everything(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_suite_measures_and_judges_everything(tmp_path, capsys):
     code, result = run(tmp_path, "--json")
     assert code == 0
     assert json.loads(capsys.readouterr().out) == encode(result)
@@ -79,7 +75,7 @@ def test_the_suite_measures_and_judges_everything(tmp_path: Path, capsys: pytest
 
 
 def compared(
-    monkeypatch: pytest.MonkeyPatch, calls: Mapping[str, Call], timed_call: Callable[..., Call] | None = None
+    monkeypatch, calls: Mapping[str, Call], timed_call: Callable[..., Call] | None = None
 ) -> tuple[gpu.GpuSuite, list[Row]]:
     """Return the suite with the rows of a small case, the calls standing in for implementations that were right."""
     monkeypatch.setattr(gpu, "probe", lambda name: probe("cpu"))
@@ -93,9 +89,7 @@ def compared(
 
 class TestOnTheDevice:
     @pytest.mark.parametrize("short", [False, True])
-    def test_gpu_time_is_of_replays_and_what_cannot_be_captured_is_timed_with_launches_alone(
-        self, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, short: bool
-    ) -> None:
+    def test_gpu_time_is_of_replays_and_what_cannot_be_captured_is_timed_with_launches_alone(self, cuda, monkeypatch, short):
         monkeypatch.setattr(gpu, "EAGER_UP_TO", 5.0 if short else 0.5)
         pools: list[Any] = []
 
@@ -126,10 +120,10 @@ class TestOnTheDevice:
             [("first", "float32", True), ("second", "float32", True)], pytest.approx(work * 2.5 / 3.5)
         )
 
-    def test_what_a_graph_reads_is_kept_while_replays_are_timed(self, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_a_graph_reads_is_kept_while_replays_are_timed(self, cuda, monkeypatch):
         left, kept = list[weakref.ref[torch.Tensor]](), list[bool]()
 
-        def timed(implementation: Implementation, *_: Any) -> Call:
+        def timed(implementation: Implementation, *_) -> Call:
             forward = torch.zeros(2)
             left.append(weakref.ref(forward))
 
@@ -140,7 +134,7 @@ class TestOnTheDevice:
 
             return call
 
-        def looked(*facts: Any, **more: Any) -> dict[str, Row]:
+        def looked(*facts, **more) -> dict[str, Row]:
             kept.extend(x() is not None for x in left)
             return time_interleaved(*facts, **more)
 
@@ -148,7 +142,7 @@ class TestOnTheDevice:
         compared(monkeypatch, dict.fromkeys(("first", "second"), lambda: None), timed)
         assert kept[:2] == [True, True]
 
-    def test_a_backward_pass_makes_its_forward_pass_in_its_first_call(self) -> None:
+    def test_a_backward_pass_makes_its_forward_pass_in_its_first_call(self):
         problem = gpu.GpuSuite(quick=True, **SMALL).problem("B", 64, requires_grad=True)
         passes: list[bool] = []
 
@@ -165,7 +159,7 @@ class TestOnTheDevice:
             torch.testing.assert_close(grads, reference().once(inputs, problem))
 
 
-def test_seconds_are_expected_by_the_rate_of_a_shorter_call_then_of_the_last_case(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seconds_are_expected_by_the_rate_of_a_shorter_call_then_of_the_last_case(monkeypatch):
     monkeypatch.setattr(gpu, "clock_of", lambda device: lambda call, calls: 2.0)
     suite, one = gpu.GpuSuite(device="cpu"), replace(reference(), attend=lambda inputs, problem: inputs.query)
     problem = suite.problem("B", 64, dtype="bfloat16")
@@ -174,7 +168,7 @@ def test_seconds_are_expected_by_the_rate_of_a_shorter_call_then_of_the_last_cas
     assert suite.expected_seconds(one, problem) == pytest.approx(3.0)
 
 
-def test_results_from_before_graph_replays_are_shown_as_what_they_are() -> None:
+def test_results_from_before_graph_replays_are_shown_as_what_they_are():
     document = registry.document_of(FOLDER / "gpu-h200.json")
     assert (gpu.ONE_BY_ONE.capitalize(), gpu.COLD) in [(table.title, table.note) for table in document.tables]
     assert gpu.ONE_BY_ONE in registry.sentence_of(FOLDER / "gpu-h200.json")

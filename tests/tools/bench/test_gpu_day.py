@@ -1,6 +1,4 @@
-"""A GPU day without a GPU: what the plugin keeps, what is not timed, and what `dilkit tune` makes of the sweep."""
-
-from __future__ import annotations
+"""A GPU day without a GPU."""
 
 import json
 import os
@@ -65,12 +63,11 @@ def test_last():
 
 
 @pytest.fixture(scope="module")
-def script() -> Any:
+def script():
     return module_of("run")
 
 
-def module_of(name: str) -> Any:
-    """Return a module of tests/gpu."""
+def module_of(name: str):
     from importlib.util import module_from_spec, spec_from_file_location
 
     spec = spec_from_file_location(f"gpu_day_{name}", ROOT / "tests" / "gpu" / f"{name}.py")
@@ -81,7 +78,7 @@ def module_of(name: str) -> Any:
     return module
 
 
-def step_named(script: Any, name: str) -> Any:
+def step_named(script, name: str):
     return next(step for step in script.PLAN if step.name == name)
 
 
@@ -108,7 +105,7 @@ def day(folder: Path) -> RowsResult:
     return read_result(folder / "day.json", RowsResult, KIND)
 
 
-def test_a_hung_test_costs_itself_alone_and_a_second_run_goes_on(tmp_path: Path, script: Any) -> None:
+def test_a_hung_test_costs_itself_alone_and_a_second_run_goes_on(tmp_path, script):
     result = day(tmp_path)
     ended = {row.case["name"].partition("::")[2]: row.values["ended"] for row in result.rows if "ended" in row.values}
     wrong = {"test_wrong[cupy_raw]": "failed", "test_hangs": "failed"}
@@ -137,7 +134,7 @@ def test_a_hung_test_costs_itself_alone_and_a_second_run_goes_on(tmp_path: Path,
         Recorder(tmp_path / "day.json", "cpu")
 
 
-def test_a_test_runs_again_where_its_own_backend_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_test_runs_again_where_its_own_backend_has_changed(monkeypatch):
     left_out: dict[str, tuple[str, ...]] = {}
     monkeypatch.setattr(gpu_day, "files_digest", lambda *folders, without: left_out.update({folders[-1]: without}) or "")
     for name in ("of_triton.py::test_it[triton-large]", "of_all.py::test_it[32]"):
@@ -145,7 +142,7 @@ def test_a_test_runs_again_where_its_own_backend_has_changed(monkeypatch: pytest
     assert left_out == {"of_triton.py": ("backends/cuda", "backends/numba", "backends/flex"), "of_all.py": ()}
 
 
-def test_the_plan_fits_into_a_call_and_all_that_it_names_is_there(script: Any, tmp_path: Path) -> None:
+def test_the_plan_fits_into_a_call_and_all_that_it_names_is_there(script, tmp_path):
     plan, suite, parser = script.PLAN, suites.suite("gpu"), cli.parser_of("bench")
     shares = [step.seconds for step in plan]
     assert sum(shares) <= CALL
@@ -162,7 +159,7 @@ def test_the_plan_fits_into_a_call_and_all_that_it_names_is_there(script: Any, t
     assert Counter(one.what for part in parts for one in part) == Counter(one.what for one in suite().steps())
 
 
-def test_a_step_that_hangs_is_ended_and_the_next_one_runs(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_hangs_is_ended_and_the_next_one_runs(script, tmp_path, monkeypatch):
     assert [script.limited(["sh", "-c", "exit 3"], seconds) for seconds in (60.0, 5.0)] == [3, None], "5 s are too few"
     monkeypatch.setattr(script, "GRACE", 0.2)
     monkeypatch.setattr(script, "LEAST", 0.1)
@@ -178,7 +175,7 @@ def test_a_step_that_hangs_is_ended_and_the_next_one_runs(script: Any, tmp_path:
     assert not day.done(script.PLAN[2])
 
 
-def test_a_suite_goes_on_with_the_same_code_alone(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_suite_goes_on_with_the_same_code_alone(script, tmp_path, monkeypatch):
     (tmp_path / "preferences").mkdir()
     file = tmp_path / "preferences" / "suite.json"
     step, result = step_named(script, "preferences"), json.loads((ROOT / "docs/results/gpu-h200.json").read_text())
@@ -195,9 +192,7 @@ def test_a_suite_goes_on_with_the_same_code_alone(script: Any, tmp_path: Path, m
     assert not file.exists(), "which a third call would go on with"
 
 
-def test_stored_results_of_the_oracle_are_taken_for_the_same_inputs_alone(
-    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stored_results_of_the_oracle_are_taken_for_the_same_inputs_alone(script, tmp_path, monkeypatch):
     case = next(case for case in LISTED if case.mask != "none" and case.dtype == "bfloat16")
     monkeypatch.setattr(script, "LARGE", (case,))
     monkeypatch.setattr(script, "compile_all", lambda *of: [] if (cuda_cache() / "a.cubin").write_text("code") else None)
@@ -230,7 +225,7 @@ def test_stored_results_of_the_oracle_are_taken_for_the_same_inputs_alone(
     assert computes(StoredOracle(file, "cpu")), "the file is cut"
 
 
-def test_ncu_is_read_and_a_tool_that_is_absent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ncu_is_read_and_a_tool_that_is_absent_is_named(monkeypatch):
     times, kernels = module_of("test_times"), module_of("test_kernels")
     lines = ["==PROF==", '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"']
     lines += [f'"{i}","mma_forward(Arguments)","Duration","us","{i}"' for i in range(2)]
@@ -242,7 +237,7 @@ def test_ncu_is_read_and_a_tool_that_is_absent_is_named(monkeypatch: pytest.Monk
         kernels.test_the_sanitizer_finds_nothing("memcheck", "cupy_raw", "cpu", None, None)
 
 
-def test_what_the_sanitizer_says_is_read() -> None:
+def test_what_the_sanitizer_says_is_read():
     assert sanitizer_findings("========= Invalid __global__ read of size 4\n========= ERROR SUMMARY: 1 error")
     assert not sanitizer_findings("========= ERROR SUMMARY: 0 errors\ncomputed 16 of 16 cases rightly")
 
@@ -253,12 +248,8 @@ def with_times(result: RowsResult, case: dict[str, Any], **seconds: float) -> Ro
 
 
 def test_the_sweep_finds_a_wrong_row_and_tune_makes_the_choice_go_by_it(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tiny_yardsticks: None,
-    without_pictures: None,
-) -> None:
+    tmp_path, monkeypatch, capsys, tiny_yardsticks, without_pictures
+):
     options, layer = ("--backend", "native,sdpa"), CONFIGURATIONS["B"]
     monkeypatch.setattr(preferences, "LAYERS", ((layer, False),))
     code, result = run("preferences", tmp_path, *options, device="cpu")
@@ -283,7 +274,7 @@ def test_the_sweep_finds_a_wrong_row_and_tune_makes_the_choice_go_by_it(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_rehearsal_runs_the_plan_on_the_cpu(tmp_path: Path) -> None:
+def test_a_rehearsal_runs_the_plan_on_the_cpu(tmp_path):
     command = [sys.executable, str(ROOT / "tests" / "gpu" / "run.py"), str(tmp_path), "--rehearse"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1180)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,6 +1,4 @@
-"""The suite `hosts`: the other schemes on threads, its figures, and, as root, hosts on one machine and what is left of them."""
-
-from __future__ import annotations
+"""The suite `hosts`."""
 
 import subprocess
 from functools import partial
@@ -25,7 +23,7 @@ SMALL = Problem(pattern=Pattern([8, 32, 64], [1, 2, 4]), seq=64, heads=4, head_d
 
 
 @pytest.mark.parametrize("name", PEERS)
-def test_a_scheme_is_right_and_sends_as_many_bytes_as_its_table_says(name: str) -> None:
+def test_a_scheme_is_right_and_sends_as_many_bytes_as_its_table_says(name):
     whole = Tensors.random(SMALL, seed=1)
 
     def on_rank(comm):
@@ -42,7 +40,7 @@ def test_a_scheme_is_right_and_sends_as_many_bytes_as_its_table_says(name: str) 
     assert sent == {"full ring": 10, "ulysses": 3}[name] * shard
 
 
-def test_a_way_that_sends_other_bytes_than_planned_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_way_that_sends_other_bytes_than_planned_is_not_timed(monkeypatch):
     monkeypatch.setattr(namespaces, "sent_bytes", lambda: 0)
     monkeypatch.setattr(FullRing, "planned_bytes", lambda call: (1,) * call.comm.size)
     ways = dict(schedules=("auto",), peers=("full ring", "ulysses"))
@@ -54,8 +52,8 @@ def test_a_way_that_sends_other_bytes_than_planned_is_not_timed(monkeypatch: pyt
     ]
 
 
-def test_where_no_hosts_can_be_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(command: str) -> None:
+def test_where_no_hosts_can_be_the_reason_is_said(monkeypatch):
+    def refuse(command: str):
         raise OSError(f"{command}: not permitted")
 
     monkeypatch.setattr(namespaces, "_call", refuse)
@@ -68,7 +66,7 @@ def left() -> set[str]:
 
 
 @pytest.mark.slow
-def test_the_suite_measures_every_way_on_a_link_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_suite_measures_every_way_on_a_link_and_leaves_nothing(monkeypatch):
     """One job of ranks on three hosts, and one with a host that is cut off; mpirun waits for that until it is killed."""
     try:
         with namespaces.hosts(1) as one:

@@ -1,7 +1,5 @@
 """The table in the docs of what the compiler makes of every CUDA kernel."""
 
-from __future__ import annotations
-
 import pytest
 from helpers.project import ROOT
 
@@ -14,7 +12,7 @@ pytest.importorskip("cupy", reason="cupy is not installed: make kernels")
 
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_table_in_the_docs_is_of_these_kernels(every: bool) -> None:
+def test_the_table_in_the_docs_is_of_these_kernels(every):
     """With the same compiler, a new report of each file, or of the smallest, equals the table."""
     result = read_result(ROOT / "docs" / "results" / "kernels.json", KernelsResult)
     if result.nvrtc != ".".join(map(str, compiler_version())):

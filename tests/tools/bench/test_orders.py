@@ -1,6 +1,4 @@
-"""`dilkit bench --suite orders`: the command at a tiny size, its checks, and a package that is right or wrong."""
-
-from __future__ import annotations
+"""`dilkit bench --suite orders`."""
 
 from pathlib import Path
 
@@ -56,9 +54,7 @@ pytestmark = pytest.mark.usefixtures("without_pictures")
 
 
 @pytest.mark.parametrize("other", [Right(), Rows()])
-def test_the_suite_measures_and_judges_everything_and_a_package_only_if_it_is_right(
-    other: Right, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_suite_measures_and_judges_everything_and_a_package_only_if_it_is_right(other, tmp_path, capsys):
     wrong = isinstance(other, Rows)
     code, result = run(tmp_path, other)
     assert code == 0  # what others do wrong is no fault of ours
@@ -80,16 +76,14 @@ def test_the_suite_measures_and_judges_everything_and_a_package_only_if_it_is_ri
     assert ("hilbertsfc wrong: not so: steps that are not of one cell:" in " ".join(printed.split())) == wrong
 
 
-def test_a_large_curve_is_looked_at_in_its_middle() -> None:
+def test_a_large_curve_is_looked_at_in_its_middle():
     axes = np.random.default_rng(0).integers(0, 1 << 10, (2, 50))
     for package, right in ((Right(), True), (RowsWhereLarge(), False)):
         contender = order_contenders.encode(axes, 10, [package])[package.name]
         assert all(contender.check(contender.make()()).values()) == right
 
 
-def test_an_engine_that_is_wrong_is_not_timed_and_decides_on_the_exit_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_is_wrong_is_not_timed_and_decides_on_the_exit_code(tmp_path, monkeypatch):
     monkeypatch.setattr(Dilkit, "decoder", lambda self, codes, ndim, bits: Rows().decoder(codes, ndim, bits))
     code, result = run(tmp_path, Right())
     assert code == 1
@@ -105,5 +99,5 @@ def test_an_engine_that_is_wrong_is_not_timed_and_decides_on_the_exit_code(
         (order_contenders.visits(np.array([0, 2, 1]), (3, 1)), [True, True]),  # an odd side
     ],
 )
-def test_checks_of_curves_can_fail(findings: dict[str, bool], passed: list[bool]) -> None:
+def test_checks_of_curves_can_fail(findings, passed):
     assert list(findings.values()) == passed

@@ -1,6 +1,4 @@
-"""Commands over ranks: which ranks, and the suite `ring`; on threads, and on small jobs of processes."""
-
-from __future__ import annotations
+"""Commands over ranks."""
 
 from dataclasses import replace
 from functools import partial
@@ -24,13 +22,13 @@ from dilkit.tools.results.rows import Row
 
 
 @pytest.fixture(autouse=True)
-def started_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def started_alone(monkeypatch):
     for _, *names in environment._LAUNCHERS:
         for name in names:
             monkeypatch.delenv(name, raising=False)
 
 
-def test_only_the_first_process_complains(monkeypatch, capsys) -> None:
+def test_only_the_first_process_complains(monkeypatch, capsys):
     monkeypatch.setattr(cli, "GRACE", 0.0)
     for number, lines in (("0", 1), ("1", 0)):
         monkeypatch.setenv("PMI_RANK", number)
@@ -40,7 +38,7 @@ def test_only_the_first_process_complains(monkeypatch, capsys) -> None:
         assert len(capsys.readouterr().err.splitlines()) == 2 * lines
 
 
-def test_threads_give_the_first_code_that_is_not_0_and_name_who_raised() -> None:
+def test_threads_give_the_first_code_that_is_not_0_and_name_who_raised():
     assert run_ranks("threads", lambda comm: -comm.rank, world_size=3) == -1
 
     def work(comm):
@@ -55,7 +53,7 @@ def test_threads_give_the_first_code_that_is_not_0_and_name_who_raised() -> None
 
 class TestSuite:
     @pytest.mark.slow
-    def test_quick_on_threads_alone(self, tmp_path) -> None:
+    def test_quick_on_threads_alone(self, tmp_path):
         suite = RingSuite(quick=True, processes=())
         result = suite_run.measure(suite, {}, tmp_path, resume=False)
         assert not suite.wrong(result)
@@ -65,7 +63,7 @@ class TestSuite:
         assert {verdicts[name] for name in exact} == {"met"}
         assert verdicts["peak memory per rank, p=1 over p=2"] == "not measured"
 
-    def test_ranks_that_are_wrong_are_not_timed(self, monkeypatch) -> None:
+    def test_ranks_that_are_wrong_are_not_timed(self, monkeypatch):
         problem, forward = Problem(pattern=Pattern([16, 64], [1, 4]), seq=64, heads=4, head_dim=8), RanksCall.forward
         race = partial(rank_jobs.race, problem=problem, one_rank_threads=1, repeats=1, case={})
         for factor, verdict in ((1.0, "measured"), (1.1, "wrong")):
@@ -74,7 +72,7 @@ class TestSuite:
             assert (rows["ranks"].verdict, rows["one rank"].verdict) == (verdict, "measured")
             assert len(rows["ranks"].samples) == (verdict == "measured")
 
-    def test_a_job_that_failed_is_no_figure_and_decides_on_the_exit_code(self) -> None:
+    def test_a_job_that_failed_is_no_figure_and_decides_on_the_exit_code(self):
         def job():
             raise processes.JobError("2 ranks of mpi: the job ended with 1")
 
@@ -90,7 +88,7 @@ class TestSuite:
             assert RingSuite(processes=()).wrong(some) == (verdict != "met")
 
     @pytest.mark.parametrize("name", ["ring", "hosts"])
-    def test_a_run_that_was_interrupted_has_figures_and_a_page(self, name) -> None:
+    def test_a_run_that_was_interrupted_has_figures_and_a_page(self, name):
         result = registry.read(FOLDER / f"{name}.json")
         suite, page = suites.suite(name)(), registry.words(result.kind)
         for count in range(0, len(result.rows), 6):
@@ -98,7 +96,7 @@ class TestSuite:
             assert len(suite.figures(some)) == len(suite.TARGETS)
             assert page.document(some).headline
 
-    def test_what_a_job_of_faults_said_is_read(self) -> None:
+    def test_what_a_job_of_faults_said_is_read(self):
         words = "CommTimeout: exchange 4 (arguments of ring_dilated_attention): nothing from rank 1"
         knows = "".join(f"fault suite: rank {one} knows at {at}: {words}\n" for one, at in ((0, 11.5), (2, 12.0)))
         ended = processes.Ended(1, f"fault suite: fault at 10.0\n{knows}", 3.0, 13.0, 0)

@@ -1,14 +1,10 @@
-"""`dilkit bench --suite seeds` at tiny sizes, and runs that go on from others."""
-
-from __future__ import annotations
+"""`dilkit bench --suite seeds`."""
 
 import json
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -30,12 +26,12 @@ TINY = (*CASES, TWO)
 
 
 @pytest.fixture(autouse=True)
-def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+def tiny(monkeypatch):
     shrink(monkeypatch)
     monkeypatch.setattr(memory, "peak_memory", lambda function, device="cpu": held(function()))
 
 
-def held(found: Any) -> int:
+def held(found) -> int:
     """Bytes of all tensors in what a call returns: in place of the peak, which takes long to measure."""
     if isinstance(found, torch.Tensor):
         return found.nbytes
@@ -44,7 +40,7 @@ def held(found: Any) -> int:
 
 
 @pytest.mark.slow
-def test_the_suite_measures_and_reports_everything(tmp_path: Path) -> None:
+def test_the_suite_measures_and_reports_everything(tmp_path):
     suite = SeedsSuite(quick=True, repeats=2, settings=TINY, launcher="threads")
     result = run.measure(suite, {}, tmp_path, resume=False)
     assert not suite.wrong(result)
@@ -65,7 +61,7 @@ def test_the_suite_measures_and_reports_everything(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [False, True])
-def test_ranks_that_fail_or_are_wrong_decide_on_the_exit_code(error: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_fail_or_are_wrong_decide_on_the_exit_code(error, monkeypatch):
     def check(call):
         if error:
             raise ValueError("out of luck")
@@ -96,7 +92,7 @@ class Toy(SeedsSuite):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("out of luck")], ids=["interrupted", "died"])
-def test_a_run_goes_on_where_it_ended(error: BaseException, tmp_path: Path) -> None:
+def test_a_run_goes_on_where_it_ended(error, tmp_path):
     with suppress(ValueError):
         run.measure(Toy(error=error), {}, tmp_path, resume=False)
     begun = read_result(tmp_path / "suite.json", RowsResult, "suite-seeds")
@@ -119,7 +115,7 @@ def test_a_run_goes_on_where_it_ended(error: BaseException, tmp_path: Path) -> N
     ],
     ids=["kind", "steps", "options", "device", "method", "no file"],
 )
-def test_a_run_does_not_go_on_from_another_one(tmp_path: Path, change: dict[str, Any] | None, complaint: str) -> None:
+def test_a_run_does_not_go_on_from_another_one(tmp_path, change, complaint):
     if change is not None:
         run.measure(Toy(), {}, tmp_path, resume=False)
         path = tmp_path / "suite.json"

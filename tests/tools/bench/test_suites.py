@@ -1,12 +1,8 @@
-"""Suites of a CPU from end to end at tiny sizes: what they measure, write and judge, and what becomes of a wrong result."""
-
-from __future__ import annotations
+"""Suites of a CPU from end to end at tiny sizes."""
 
 import json
 from dataclasses import astuple, replace
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -34,13 +30,13 @@ BY_SUITE = [
 
 
 @pytest.fixture(autouse=True)
-def _nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_compiled(monkeypatch):
     """The reference in the stead of FlexAttention, which takes many seconds to compile."""
     monkeypatch.setitem(BASELINES, "flex", reference())
 
 
 @pytest.mark.parametrize("file", sorted(BY_SUITE))
-def test_published_figures_are_what_the_results_hold(file: str) -> None:
+def test_published_figures_are_what_the_results_hold(file):
     result = registry.read(FOLDER / f"{file}.json")
     published = {figure.name: figure for figure in result.figures}
     for target in suites.suite(result.suite).TARGETS:
@@ -49,7 +45,7 @@ def test_published_figures_are_what_the_results_hold(file: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["cpu", "patterns", "scores", "serving", "slides"])
-def test_a_suite_measures_and_judges_everything(name: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_suite_measures_and_judges_everything(name, tmp_path, capsys):
     code, result = run(name, tmp_path, "--json")
     assert code == 0
     assert json.loads(capsys.readouterr().out) == encode(result)
@@ -62,13 +58,13 @@ def test_a_suite_measures_and_judges_everything(name: str, tmp_path: Path, capsy
 
 
 @pytest.mark.parametrize("name", ["orders", "patterns", "serving", "slides"])
-def test_committed_results_are_of_the_sizes_by_default(name: str) -> None:
+def test_committed_results_are_of_the_sizes_by_default(name):
     earlier = content(name)["steps"]
     assert all([step.table, step.what] in earlier for step in suites.suite(name)().steps())
 
 
 class Forgetful(DilatedCache):
-    def attend(self, query: Any, key: Any, value: Any, **options: Any) -> torch.Tensor:
+    def attend(self, query, key, value, **options) -> torch.Tensor:
         return super().attend(query, key, value * 0.5, **options)
 
 
@@ -79,7 +75,7 @@ class Greedy(DilatedCache):
 PUBLISHED = slides.published_embedding
 
 
-def other(*arguments: Any) -> torch.Tensor:
+def other(*arguments) -> torch.Tensor:
     return PUBLISHED(*arguments) * 1.001
 
 
@@ -92,9 +88,7 @@ def other(*arguments: Any) -> torch.Tensor:
         ("serving", serving_calls, "DilatedCache", Greedy, []),
     ],
 )
-def test_what_is_wrong_is_not_timed_and_decides_on_the_exit_code(
-    name: str, place: Any, what: str, instead: Any, lost: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_wrong_is_not_timed_and_decides_on_the_exit_code(name, place, what, instead, lost, tmp_path, monkeypatch):
     monkeypatch.setattr(place, what, instead)
     code, result = run(name, tmp_path)
     assert code == 1
@@ -115,7 +109,7 @@ def test_what_is_wrong_is_not_timed_and_decides_on_the_exit_code(
         ({}, False, "not measured"),
     ],
 )
-def test_the_worst_value_decides(values: dict[str, float], lower: bool, verdict: str) -> None:
+def test_the_worst_value_decides(values, lower, verdict):
     target = Target("figure", 1.5, 1.0 if lower else 2.0, read=lambda _: values, lower=lower)
     assert target.judge(None).verdict == verdict
     missing = replace(target, missing=lambda _: "no such unit")

@@ -1,12 +1,10 @@
-"""The command line: what it prints, what it exits with, and that it works where torch does not."""
+"""The command line."""
 
-from __future__ import annotations
-
+import io
 import signal
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from helpers.command_line import in_subprocess, json_output, output
@@ -16,12 +14,13 @@ from dilkit import Device, explain
 from dilkit.environment import TUNED
 from dilkit.tools.cli import COMMANDS, main
 from dilkit.tools.commands.info import ASKED, OF_WHOLE_SEQUENCES, by_kind, kind_cells
+from dilkit.tools.console import progress
 from dilkit.tools.demo.ranks import MOST_STARTED
 
 pytestmark = pytest.mark.surroundings
 
 
-def test_help_lists_every_command_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_command_and_exit_code(capsys):
     text = output(capsys, "--help")
     assert all(f"\n  {name} " in text for name in COMMANDS)
     assert all(f"\n  {code} " in text for code in (0, 1, 2, 130))
@@ -30,9 +29,7 @@ def test_help_lists_every_command_and_exit_code(capsys: pytest.CaptureFixture[st
     assert output(capsys, "--version").startswith("dilkit 0.")
 
 
-def test_a_command_that_cannot_be_loaded_hides_no_other(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_that_cannot_be_loaded_hides_no_other(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "dilkit.tools.commands.draw", None)
     assert "cannot be loaded" in output(capsys, "--help")
     assert main(["draw"]) == 2
@@ -41,7 +38,7 @@ def test_a_command_that_cannot_be_loaded_hides_no_other(
 
 
 @pytest.mark.parametrize("where", ["dilkit.tools.commands.info.run", "dilkit.tools.cli.importlib.import_module"])
-def test_interruption(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_interruption(capsys, monkeypatch, where):
     """While a command runs, and while it is loaded."""
 
     def interrupted(argument):
@@ -54,9 +51,7 @@ def test_interruption(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_interruption_of_a_destructor_is_not_lost(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, number: int, code: int
-) -> None:
+def test_interruption_of_a_destructor_is_not_lost(capsys, monkeypatch, number, code):
     """Python prints and forgets what a destructor raises, and what is raised while that is reported: here, slowly."""
     start = threading.Thread.start
     monkeypatch.setattr(threading.Thread, "start", lambda thread: (start(thread), time.sleep(0.05)))
@@ -92,16 +87,14 @@ BAD = {  # beside those of tests/core/malformed/commands.py
     "draw --out no/such/folder/x.png": "--out: the folder 'no/such/folder' does not exist",
     "plan --bandwidth 50": "--bandwidth: '50' has no unit; write bytes or bits a second, as 50GB/s or 50Gbit/s",
     "plan --flops 400": "--flops: '400' has no unit; write operations a second, as 400T or 400e12",
-    "plan --pattern Pattern([8,9999],[1,9],overlap='once') --schedule ring": "schedule='ring' sums up what each branch",
+    "plan --pattern Pattern([8,9999],[1,9],overlap='once') --schedule ring": "schedule='ring' sums the results of branches",
     "order --window 3x3x3": "window=(3, 3, 3) has 3 sides; the grid has 2",
     "order --shape 4x2000 --png x.png": "--shape: a side of 2,000 is more than a picture can show; at most 1,024",
 }
 
 
 @pytest.mark.parametrize("command", sorted({line.split()[0] for line in BAD}))
-def test_a_bad_argument_is_one_line_naming_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
-) -> None:
+def test_a_bad_argument_is_one_line_naming_it(capsys, monkeypatch, tmp_path, command):
     monkeypatch.setenv(TUNED.name, "tuned.json")
     monkeypatch.chdir(tmp_path)
     for line in (line for line in BAD if line.split()[0] == command):
@@ -115,7 +108,7 @@ def test_a_bad_argument_is_one_line_naming_it(
 
 
 @pytest.mark.smoke
-def test_info_names_the_pick_and_fits_in_100_columns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_names_the_pick_and_fits_in_100_columns(capsys):
     with registered(Picky()) as picky:
         judged = json_output(capsys, "info", "--backend", picky, code=1)["problem"]
         assert judged["picked"] is None
@@ -129,9 +122,7 @@ def test_info_names_the_pick_and_fits_in_100_columns(capsys: pytest.CaptureFixtu
         assert max(map(len, text.splitlines())) <= 100
 
 
-def test_info_says_what_to_install_for_a_gpu_that_torch_has_no_code_for(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_info_says_what_to_install_for_a_gpu_that_torch_has_no_code_for(capsys, monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch._C, "_cuda_getArchFlags", lambda: "sm_75 sm_80 sm_90 compute_120", raising=False)
     [note] = json_output(capsys, "info", "--assume", "sm_61")["problem"]["notes"]
@@ -141,7 +132,7 @@ def test_info_says_what_to_install_for_a_gpu_that_torch_has_no_code_for(
     assert note.endswith("install a torch built for ROCm")
 
 
-def test_info_all_shows_the_picks_and_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_all_shows_the_picks_and_the_table(capsys):
     text = output(capsys, "info", "--all")
     words = " ".join(text.split())
     assert "\n  1   cpu, any dtype: native, sdpa, reference: one pass" in text
@@ -149,7 +140,7 @@ def test_info_all_shows_the_picks_and_the_table(capsys: pytest.CaptureFixture[st
     assert [line.split()[-4:] for line in text.splitlines() if line.startswith("  cpu ")][-1] == ["native"] * 4
 
 
-def test_info_kinds_says_who_computes_each_kind_on_a_device(capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_kinds_says_who_computes_each_kind_on_a_device(capsys):
     own = kind_cells(Device.assume("cpu"), "float32", lambda problem: explain(problem))
     cells = json_output(capsys, "info", "--kinds", "--device", "cpu")["kinds"]
     assert cells == own
@@ -158,7 +149,7 @@ def test_info_kinds_says_who_computes_each_kind_on_a_device(capsys: pytest.Captu
     assert "left to the definition, which is slow: " in output(capsys, "info", "--kinds", "--assume", "sm_61")
 
 
-def test_info_works_where_torch_is_broken_and_others_say_so(tmp_path: Path) -> None:
+def test_info_works_where_torch_is_broken_and_others_say_so(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('libtorch_cpu.so: cannot open shared object file')\n")
     broken_torch = {"PYTHONPATH": str(tmp_path)}
     done = in_subprocess("-m", "dilkit", "info", "--all", "--assume", "sm_61", **broken_torch)
@@ -173,7 +164,7 @@ def test_info_works_where_torch_is_broken_and_others_say_so(tmp_path: Path) -> N
 
 
 @pytest.mark.smoke
-def test_torch_is_imported_only_when_needed() -> None:
+def test_torch_is_imported_only_when_needed():
     used = {
         "import dilkit; dilkit.Pattern([8], [2])": "{'torch'}",
         "dilkit.list_backends()": "{'torch', 'triton', 'numba'}",
@@ -181,3 +172,14 @@ def test_torch_is_imported_only_when_needed() -> None:
     }
     shown = (f"{one}; print({modules} & {{*sys.modules}}, file=sys.stderr)" for one, modules in used.items())
     assert in_subprocess("-c", "; ".join(["import sys", *shown])).stderr == "set()\n" * 3
+
+
+def test_progress_that_nobody_reads_any_more_stops_no_work(monkeypatch):
+    class Broken(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", Broken())
+    monkeypatch.setattr(progress, "FIRST", 0.0)
+    monkeypatch.setattr(progress, "BETWEEN", 0.0)
+    assert list(progress.progress(range(3))) == [0, 1, 2]

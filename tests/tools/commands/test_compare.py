@@ -1,6 +1,4 @@
-"""`dilkit compare`: how measurements are matched, which changes count, and what the command says and returns."""
-
-from __future__ import annotations
+"""`dilkit compare`."""
 
 import json
 import re
@@ -26,7 +24,7 @@ def cpu(**samples: Samples) -> dict[str, Any]:
     return found | dict(rows=[row | dict(who=name, samples=taken) for name, taken in samples.items()])
 
 
-def run(tmp_path: Path, old: Any, new: Any, *options: str) -> int:
+def run(tmp_path: Path, old, new, *options: str) -> int:
     paths = [str(write(tmp_path / f"{name}.json", found)) for name, found in (("old", old), ("new", new))]
     return cli.main(["compare", *paths, *options])
 
@@ -36,17 +34,16 @@ def noisy(median: float, count: int = 9, spread: float = 0.02) -> Samples:
 
 
 UNTIMED = ("costs", "kernels", "ptx", "demo-llama", "demo-ranks", "gpu-day-h200")
-"""Results without samples of times."""
 
 
 @pytest.mark.parametrize("path", [path for path in COMMITTED if path.stem not in UNTIMED], ids=lambda path: path.stem)
-def test_every_list_of_samples_is_found_once(path: Path) -> None:
+def test_every_list_of_samples_is_found_once(path):
     result = json.loads(path.read_text())
     text, found = json.dumps(result), compare.load(path)[1]
     assert len(found) == sum(text.count(f'"{name}": [') - text.count(f'"{name}": []') for name in ("samples_s", "samples"))
 
 
-def test_the_largest_changes_come_first_and_two_samples_or_a_yardstick_decide_on_nothing() -> None:
+def test_the_largest_changes_come_first_and_two_samples_or_a_yardstick_decide_on_nothing():
     old = {what: Row(table=what, samples=tuple(noisy(1.0))) for what in ("same", "slow", "fast", "gone")}
     new = {
         "same": old["same"],
@@ -63,7 +60,7 @@ def test_the_largest_changes_come_first_and_two_samples_or_a_yardstick_decide_on
     assert {c["what"]: c["verdict"] for c in found} == {"two": FEW, "matmul": YARDSTICK}
 
 
-def test_a_regression_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_regression_is_exit_code_1(tmp_path, capsys):
     old, new = cpu(mine=noisy(1.0), other=noisy(2.0)), cpu(mine=noisy(1.2), other=noisy(1.0))
     assert run(tmp_path, old, new) == 1
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.endswith((": mine", ": other"))]
@@ -88,14 +85,14 @@ def test_a_regression_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixtu
         (cpu(a=[1.0]), cpu(a=[1.0]) | dict(environment=3), "environment: 3 where an object is needed"),
     ],
 )
-def test_what_cannot_be_compared_is_exit_code_2(old: Any, new: Any, complaint: str, tmp_path: Path, capsys: Any) -> None:
+def test_what_cannot_be_compared_is_exit_code_2(old, new, complaint, tmp_path, capsys):
     assert run(tmp_path, old, new) == 2
     said = capsys.readouterr().err
     assert complaint in said
     assert len(said.splitlines()) == 1
 
 
-def test_a_pattern_is_compared_with_an_earlier_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pattern_is_compared_with_an_earlier_run(tmp_path, capsys):
     call = "--seqs 32,64 --segments 16 --rates 1 --heads 2 --dim 8 --repeats 3 --backend reference"
     command = ["bench", *call.split(), "--out"]
     assert cli.main([*command, str(tmp_path / "before")]) == 0
@@ -110,9 +107,7 @@ def test_a_pattern_is_compared_with_an_earlier_run(tmp_path: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("options", "file", "earlier"), [("--seqs 32", "bench.json", "lengths.json"), ("--suite seeds", "suite.json", "seeds.json")]
 )
-def test_no_run_writes_the_file_that_it_is_compared_with(
-    options: str, file: str, earlier: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_run_writes_the_file_that_it_is_compared_with(options, file, earlier, tmp_path, capsys):
     against = tmp_path / file
     against.write_bytes((FOLDER / earlier).read_bytes())
     assert cli.main(["bench", *options.split(), "--out", f"{tmp_path}/x/..", "--against", str(against)]) == 2

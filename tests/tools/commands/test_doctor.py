@@ -1,6 +1,4 @@
-"""`dilkit doctor` on an installation that is whole, and on one with broken pieces."""
-
-from __future__ import annotations
+"""`dilkit doctor`."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -20,7 +18,7 @@ from dilkit.tools.commands import doctor
 
 
 @pytest.fixture(autouse=True)
-def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def clean(tmp_path: Path, monkeypatch) -> Iterator[None]:
     for variable in VARIABLES:
         monkeypatch.delenv(variable.name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
@@ -29,11 +27,11 @@ def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def without_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_ranks(monkeypatch):
     monkeypatch.setattr(doctor, "ranks", lambda: iter(()))
 
 
-def test_nothing_is_wrong_here(capsys: pytest.CaptureFixture[str], without_ranks: None) -> None:
+def test_nothing_is_wrong_here(capsys, without_ranks):
     report = json_output(capsys, "doctor")
     assert report["right"]
     states = {part: {f["name"]: f["state"] for f in found} for part, found in report["parts"].items() if part != "ranks"}
@@ -44,7 +42,7 @@ def test_nothing_is_wrong_here(capsys: pytest.CaptureFixture[str], without_ranks
     assert {name.rpartition(".")[2] for name in doctor.extension_names()} == sources
 
 
-def broken_backend(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def broken_backend(monkeypatch, folder: Path):
     broken = Broken("theirs", "their_package:Theirs", "ImportError: no libtheirs.so")
     monkeypatch.setattr(registry, "_declared", registry.backends() | dict(theirs=broken))
 
@@ -53,12 +51,12 @@ def variable(name: str, value: str) -> Callable[[pytest.MonkeyPatch, Path], None
     return lambda monkeypatch, folder: monkeypatch.setenv(name, value)
 
 
-def no_folder_of_kernels(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def no_folder_of_kernels(monkeypatch, folder: Path):
     (folder / "file").write_text("no folder")
     monkeypatch.setenv(CUDA_CACHE.name, str(folder / "file" / "cuda"))
 
 
-def shared_folder_of_kernels(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def shared_folder_of_kernels(monkeypatch, folder: Path):
     if os.name != "posix":
         pytest.skip("modes are those of POSIX")
     (folder / "shared").mkdir()
@@ -66,13 +64,13 @@ def shared_folder_of_kernels(monkeypatch: pytest.MonkeyPatch, folder: Path) -> N
     monkeypatch.setenv(CUDA_CACHE.name, str(folder / "shared"))
 
 
-def damaged_orders(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def damaged_orders(monkeypatch, folder: Path):
     (folder / "tuned.json").write_text('{"schema": 1, "entries": [{}]}')
     monkeypatch.setenv(TUNED.name, str(folder / "tuned.json"))
 
 
 MALFORMED = "way out: correct it, or unset it: "
-WRONG: list[tuple[Callable[[pytest.MonkeyPatch, Path], None], str, tuple[str, ...]]] = [
+WRONG = [
     (broken_backend, "theirs", ("their_package:Theirs: ImportError: no libtheirs.so; way out: reinstall or remove the package",)),
     (variable("DILKIT_BACKEND", "abacus"), "DILKIT_BACKEND", ("Error: DILKIT_BACKEND='abacus'", MALFORMED)),
     (variable("DILKIT_CACHE_BYTES", "lots"), "DILKIT_CACHE_BYTES", ("Error: DILKIT_CACHE_BYTES='lots'", MALFORMED)),
@@ -96,15 +94,7 @@ WRONG: list[tuple[Callable[[pytest.MonkeyPatch, Path], None], str, tuple[str, ..
 
 
 @pytest.mark.parametrize(("breaks", "name", "said"), WRONG, ids=[f"{name} {at}" for at, (_, name, _) in enumerate(WRONG)])
-def test_what_is_wrong_is_said_with_a_way_out(
-    breaks: Callable[[pytest.MonkeyPatch, Path], None],
-    name: str,
-    said: tuple[str, ...],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    without_ranks: None,
-) -> None:
+def test_what_is_wrong_is_said_with_a_way_out(breaks, name, said, capsys, monkeypatch, tmp_path, without_ranks):
     breaks(monkeypatch, tmp_path)
     text = output(capsys, "doctor", code=1)
     assert max(map(len, text.splitlines())) <= 100
@@ -112,7 +102,7 @@ def test_what_is_wrong_is_said_with_a_way_out(
     assert all(words in after for words in said), text
 
 
-def test_a_foreign_backend_that_computes_wrong_numbers(capsys: pytest.CaptureFixture[str], without_ranks: None) -> None:
+def test_a_foreign_backend_that_computes_wrong_numbers(capsys, without_ranks):
     with registered(Doubles(name="doubles")):
         text = " ".join(output(capsys, "doctor", code=1).split())
     assert "doubles WRONG out: the error is" in text
@@ -120,7 +110,7 @@ def test_a_foreign_backend_that_computes_wrong_numbers(capsys: pytest.CaptureFix
 
 
 @pytest.mark.slow
-def test_ranks_meet_here() -> None:
+def test_ranks_meet_here():
     found = [(finding.name, finding.state) for finding in doctor.ranks()]
     assert {("threads", "works"), ("torch", "works")} <= {*found}
     assert (("mpi", "works") in found) == bool(processes.mpi_version())

@@ -1,9 +1,6 @@
-"""`dilkit draw`: the count matrix in characters and as a picture."""
-
-from __future__ import annotations
+"""`dilkit draw`."""
 
 import sys
-from pathlib import Path
 
 import pytest
 from helpers.command_line import json_output, output
@@ -11,7 +8,7 @@ from helpers.command_line import json_output, output
 from dilkit.tools.cli import main
 
 
-def test_draw_in_characters(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draw_in_characters(capsys, monkeypatch):
     lines = output(capsys, "draw", "--seq", "6", "--heads", "1", "--segments", "2,6", "--rates", "1,3").splitlines()
     start = lines.index("head 0") + 1
     assert [line.rstrip() for line in lines[start : start + 6]] == [":. .", "..", "  ..", ". .:", "    ..", "    .."]
@@ -22,7 +19,7 @@ def test_draw_in_characters(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert "one cell stands for 3 x 3 tokens" in output(capsys, "draw", "--seq", "120")
 
 
-def test_draw_shows_what_decoding_keeps(capsys: pytest.CaptureFixture[str]) -> None:
+def test_draw_shows_what_decoding_keeps(capsys):
     lines = output(capsys, "draw", "--kept", "--seq", "6", "--heads", "1", "--segments", "4", "--rates", "2").splitlines()
     start = lines.index("head 0") + 1
     assert [line.rstrip() for line in lines[start : start + 6]] == [".", ".", "", "", "    .", "    ."]
@@ -34,16 +31,14 @@ def test_draw_shows_what_decoding_keeps(capsys: pytest.CaptureFixture[str]) -> N
     "options",
     [["--causal", "--heads", "5"], ["--kept"], ["--segments", "2,3,4,5,6,7,8,9,10,11", "--rates", ",".join("1" * 10)]],
 )
-def test_draw_writes_a_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path, options: list[str]) -> None:
+def test_draw_writes_a_picture(capsys, tmp_path, options):
     pytest.importorskip("matplotlib")
     path = tmp_path / "count.png"
     assert output(capsys, "draw", "--seq", "20", "--segments", "4,20", *options, "--out", str(path)) == f"wrote {path}\n"
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_draw_without_matplotlib_names_the_extra(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_draw_without_matplotlib_names_the_extra(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(["draw", "--out", str(tmp_path / "x.png")]) == 2
     assert "pip install 'dilkit[plot]'" in capsys.readouterr().err

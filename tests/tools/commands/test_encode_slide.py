@@ -1,13 +1,10 @@
-"""`dilkit encode-slide`: the embeddings that it writes are the model's, and each slide that will not do is named."""
-
-from __future__ import annotations
+"""`dilkit encode-slide`."""
 
 import json
 import os
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,11 +18,10 @@ from dilkit.tools.cli import main, parser_of
 from dilkit.tools.commands import encode_processes
 
 HUGE = torch.full((100, 10), 1e39, dtype=torch.float64)
-"""Features that float32 does not hold."""
 
 
 @pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def files(tmp_path: Path, monkeypatch) -> Path:
     monkeypatch.setitem(ARCHITECTURES, "tiny", SlideEncoderConfig(**SMALL, segment_lengths=LENGTHS))
     torch.save({"model": small().state_dict()}, tmp_path / "weights.pth")
     (tmp_path / "slides").mkdir()
@@ -34,7 +30,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def write(path: Path, n: int, **said: Any) -> None:
+def write(path: Path, n: int, **said):
     tiles, coords = slide(n)
     torch.save({"features": tiles[0], "coords": coords[0], **said}, path)
 
@@ -52,9 +48,7 @@ def arguments(files: Path, *more: str) -> list[str]:
         (["--all-layers"], {}),
     ],
 )
-def test_the_embeddings_are_those_of_the_model(
-    files: Path, capsys: pytest.CaptureFixture[str], options: list[str], settings: dict[str, Any]
-) -> None:
+def test_the_embeddings_are_those_of_the_model(files, capsys, options, settings):
     report = json_output(capsys, *arguments(files, *options))
     assert [Path(one["out"]).name for one in report["slides"]] == ["a.pt", "b.pt"]
     assert [one["tiles"] for one in report["slides"]] == [30, 7]
@@ -67,7 +61,7 @@ def test_the_embeddings_are_those_of_the_model(
         assert torch.allclose(found["layers"] if whole else found["embedding"][None], right, atol=1e-6)
 
 
-def test_what_a_checkpoint_stores_holds(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_checkpoint_stores_holds(files, capsys):
     """`finetune-slide` stores sizes that no architecture has, pooling, and the tile encoder."""
     stored = dict(SMALL, num_heads=2, segment_lengths=(4, 8, 16), global_pool=True, tail="exact", tile_encoder="uni_v2")
     torch.save({"model": small().state_dict(), **stored}, files / "weights.pth")
@@ -98,9 +92,7 @@ def embedding(files: Path, name: str) -> torch.Tensor:
         (dict(features=torch.zeros(100, 11)), ["--tile-size", "512"], "tiles have 11 features, and the model takes 10"),
     ],
 )
-def test_what_a_file_leaves_open_or_says_otherwise_is_refused(
-    files: Path, capsys: pytest.CaptureFixture[str], said: dict[str, Any], options: list[str], text: str
-) -> None:
+def test_what_a_file_leaves_open_or_says_otherwise_is_refused(files, capsys, said, options, text):
     coords = 512 * torch.cartesian_prod(torch.arange(10), torch.arange(10))
     torch.save({"features": torch.randn(100, 10), "coords": coords, **said}, files / "slides" / "a.pt")
     (files / "slides" / "b.pt").unlink()
@@ -111,24 +103,22 @@ def test_what_a_file_leaves_open_or_says_otherwise_is_refused(
     assert main(arguments(files, *ways_out)) == (1 if "11 features" in text or said.get("unit") else 0)
 
 
-def test_embeddings_replace_nothing_but_embeddings(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_embeddings_replace_nothing_but_embeddings(files, capsys):
     (files / "out").mkdir()
     write(files / "out" / "a.pt", 3)
     assert main(arguments(files)) == 1
-    assert "a.pt is there, and is no embedding to be replaced; choose another --out" in capsys.readouterr().err
+    assert "a.pt exists and is no embedding; choose another --out" in capsys.readouterr().err
     assert set(torch.load(files / "out" / "a.pt", weights_only=True)) == {"features", "coords"}
     assert main(arguments(files, "--out", str(files / "slides"))) == 2
     assert "slides is the folder of the features themselves; name another, such as" in capsys.readouterr().err
     write(files / "a.pt", 3)
     command = arguments(files)
     assert main([command[0], str(files / "a.pt"), *command[1:]]) == 2
-    assert "several files would be written as a.pt" in capsys.readouterr().err
+    assert "several files would have the name a.pt" in capsys.readouterr().err
     assert [path.name for path in sorted((files / "slides").iterdir())] == ["a.pt", "b.pt"]
 
 
-def test_a_command_that_does_not_go_through_leaves_nothing(
-    files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_that_does_not_go_through_leaves_nothing(files, capsys, monkeypatch):
     def interrupted(content, file):
         file.write(b"half")
         raise KeyboardInterrupt
@@ -143,7 +133,7 @@ def test_a_command_that_does_not_go_through_leaves_nothing(
     assert not any((files / "out").iterdir())
 
 
-def test_ranks_of_a_launcher_share_the_slides(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_of_a_launcher_share_the_slides(files, capsys):
     """In the place of two processes, two threads; the plan and the outcomes travel as between two."""
     for name in "cdefgh":
         write(files / "slides" / f"{name}.pt", 7)
@@ -156,7 +146,7 @@ def test_ranks_of_a_launcher_share_the_slides(files: Path, capsys: pytest.Captur
     assert all(one["kept"] for one in again["slides"])
 
 
-def test_the_tile_size_is_the_file_s_or_the_option_s(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tile_size_is_the_file_s_or_the_option_s(files, capsys):
     tiles, coords = slide(30)
     torch.save({"features": tiles[0], "coords": 2 * coords[0], "patch_size_level0": 512}, files / "slides" / "a.pt")
     report = json_output(capsys, *arguments(files))
@@ -171,7 +161,7 @@ def test_the_tile_size_is_the_file_s_or_the_option_s(files: Path, capsys: pytest
     assert torch.allclose(embedding(files, "a"), right, atol=1e-6)
 
 
-def test_what_is_doubtful_is_said(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_doubtful_is_said(files, capsys):
     tiles, coords = (torch.cat(2 * [x[0]]) for x in slide(10))
     torch.save({"features": tiles, "coords": coords}, files / "slides" / "b.pt")
     (files / "slides" / "c.hdf5").write_bytes(b"")
@@ -189,7 +179,7 @@ def test_what_is_doubtful_is_said(files: Path, capsys: pytest.CaptureFixture[str
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a process is forked that has loaded torch")
 @pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)])
-def test_closed_standard_streams_are_no_matter(files: Path, closed: tuple[int, ...]) -> None:
+def test_closed_standard_streams_are_no_matter(files, closed):
     def run():
         torch.set_num_threads(1)
         for number in closed:

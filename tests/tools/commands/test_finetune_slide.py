@@ -1,8 +1,7 @@
-"""`dilkit finetune-slide`: a run, its report, and the folder that holds one already."""
+"""`dilkit finetune-slide`."""
 
 import json
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,12 +12,13 @@ from helpers.slide_tables import cohort
 from dilkit import environment
 from dilkit.integrations.gigapath.finetuning.model import load_head
 from dilkit.tools.commands import encode_slide
+from dilkit.tools.console import progress
 
 SIZES = "--embed-dim=16,--depth=1,--num-heads=2,--ngrids=8,--epochs=2,--accumulate=3,--resamples=9"
 
 
 @pytest.mark.usefixtures("without_pictures")
-def test_a_run_and_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_and_its_report(tmp_path, capsys, monkeypatch):
     cohort(tmp_path, survival=True)
     out = str(tmp_path / "out")
     command = ["finetune-slide", str(tmp_path / "labels.csv"), str(tmp_path), "--out", out, *SIZES.split(",")]
@@ -44,9 +44,22 @@ def test_a_run_and_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert not output(capsys, *predict, model)  # exit code 0: torchrun would stop the first rank before it has written
 
 
-def test_probabilities_of_classes(tmp_path: Path) -> None:
+def test_probabilities_of_classes(tmp_path):
     head = {"weight": torch.eye(2, 3), "bias": torch.zeros(2)}
     torch.save({"model": {}, "head": head, "classes": ["no", "yes"]}, tmp_path / "model.pt")
     one = load_head(tmp_path / "model.pt")
     assert one.columns == ("no", "yes")
     assert one.predict(torch.tensor([0.0, math.log(3), 7.0])) == pytest.approx([0.25, 0.75])
+
+
+def test_progress_without_a_terminal_is_lines(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "FIRST", 0.0)
+    monkeypatch.setattr(progress, "BETWEEN", 0.0)
+    with progress.shown("step") as move, progress.shown("tile", hidden=True) as unseen:
+        for step in (1, 13):
+            move(step, 13, 0.25)
+            unseen(step, 13)
+    *_, last = capsys.readouterr().err.splitlines()
+    assert "13/13" in last
+    assert "loss=0.2500" in last
+    assert "tile" not in last

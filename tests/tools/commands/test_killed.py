@@ -1,6 +1,4 @@
-"""A command that is ended at any moment leaves whole files or none."""
-
-from __future__ import annotations
+"""Commands that are killed."""
 
 import os
 import random
@@ -35,7 +33,7 @@ START = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_han
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
 @pytest.mark.parametrize(("command", "number"), COMMANDS.values(), ids=COMMANDS)
-def test_a_command_that_is_ended_leaves_whole_files_or_none(command: str, number: signal.Signals, tmp_path: Path) -> None:
+def test_a_command_that_is_ended_leaves_whole_files_or_none(command, number, tmp_path):
     """The first run measures the time; the last one goes on from the files of killed ones."""
     out = tmp_path / "out"
     for folder in (out, tmp_path / "text"):
@@ -69,7 +67,7 @@ def test_a_command_that_is_ended_leaves_whole_files_or_none(command: str, number
     assert run(240.0)[0] == 0
 
 
-def read(path: Path) -> None:
+def read(path: Path):
     if path.name == "tuned.json":
         tuned_file.load(path)
     elif path.suffix == ".json":

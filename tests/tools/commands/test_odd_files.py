@@ -1,6 +1,4 @@
-"""Commands on what is no file that can be read: one line and exit code 2, at once. A full disk too, with the old file kept."""
-
-from __future__ import annotations
+"""Commands on files that cannot be read."""
 
 import contextlib
 import os
@@ -30,7 +28,7 @@ COMMANDS = {
 
 
 @pytest.fixture(params=["endless", "pipe", "absent", "large"])
-def odd(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+def odd(request, tmp_path: Path) -> Path:
     path = tmp_path / "odd"
     if request.param == "endless":
         return Path("/dev/zero")
@@ -43,9 +41,7 @@ def odd(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_what_is_no_file_is_refused_in_one_line(
-    command: str, odd: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_file_is_refused_in_one_line(command, odd, tmp_path, capsys):
     if "--image" in command:
         pytest.importorskip("PIL", reason="pictures are read by Pillow")
     assert cli.main(shlex.split(command.format(odd=shlex.quote(str(odd)), out=shlex.quote(str(tmp_path / "out"))))) == 2
@@ -56,7 +52,7 @@ def test_what_is_no_file_is_refused_in_one_line(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit of the size of files stands in for a full disk")
 @pytest.mark.parametrize("command", [f"report {SLIDES} --html page.html", "draw --seq 64 --heads 2 --segments 8 --out draw.svg"])
-def test_a_full_disk_keeps_the_old_file(command: str, tmp_path: Path) -> None:
+def test_a_full_disk_keeps_the_old_file(command, tmp_path):
     pytest.importorskip("matplotlib", reason="pictures need it")
     name, folder, errors = command.split()[-1], tmp_path / "full", tmp_path / "errors"
     folder.mkdir()

@@ -1,8 +1,4 @@
-"""`dilkit order`: the table side by side, the picture, JSON, and bad arguments."""
-
-from __future__ import annotations
-
-from pathlib import Path
+"""`dilkit order`."""
 
 import pytest
 from helpers.command_line import json_output, output
@@ -14,7 +10,7 @@ from dilkit.tools.results.decode import encode
 SMALL = ("order", "--shape", "16x16", "--segments", "64")
 
 
-def test_curves_are_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+def test_curves_are_side_by_side(capsys):
     lines = output(capsys, *SMALL, "--rates", "2,4").splitlines()
     assert lines[0] == "16x16 cells: 256 tokens; > marks hilbert"
     assert lines[2] == "segments of 64 tokens: 4"
@@ -41,9 +37,7 @@ def test_curves_are_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
         "--shape 12x20 --curve snake --window 3x5 --segments 60,100000 --rates 100",
     ],
 )
-def test_the_report_fits_in_100_columns_and_a_picture_is_drawn(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, options: str
-) -> None:
+def test_the_report_fits_in_100_columns_and_a_picture_is_drawn(capsys, tmp_path, options):
     pytest.importorskip("matplotlib")
     *lines, last = output(capsys, "order", *options.split(), "--png", str(tmp_path / "order.png")).splitlines()
     assert max(map(len, lines)) <= 100

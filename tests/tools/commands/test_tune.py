@@ -1,6 +1,4 @@
-"""`dilkit tune`: it measures, writes the order, and the automatic choice goes by it."""
-
-from __future__ import annotations
+"""`dilkit tune`."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,12 +30,12 @@ PROBLEM = Problem(pattern=Pattern([16, 32], [1, 2]), seq=32, heads=4, head_dim=8
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch, tiny_yardsticks: None) -> None:
+def quick(monkeypatch, tiny_yardsticks: None):
     monkeypatch.setattr(tune, "MIN_TIME", 0.0)
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def file(tmp_path: Path, monkeypatch) -> Iterator[Path]:
     path = tmp_path / "dilkit" / "tuned.json"
     monkeypatch.delenv(TUNED.name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -48,7 +46,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def times(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+def times(monkeypatch) -> dict[str, float]:
     """Set the seconds of each backend in place of measuring; others are refused. Checks are real."""
     found: dict[str, float] = {}
     whole = CaseRunner.run
@@ -67,7 +65,7 @@ def run(*arguments: str) -> int:
     return cli.main(["tune", *SHAPE, *arguments])
 
 
-def report(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
+def report(capsys, *arguments: str, code: int = 0) -> dict[str, Any]:
     return json_output(capsys, "tune", *SHAPE, *arguments, code=code)
 
 
@@ -75,7 +73,7 @@ def names(found: dict[str, Any]) -> list[str]:
     return [row["backend"] for row in found["order"]]
 
 
-def test_what_is_measured_is_gone_by(file: Path, capsys: pytest.CaptureFixture[str], times: dict[str, float]) -> None:
+def test_what_is_measured_is_gone_by(file, capsys, times):
     times |= dict(reference=1e-9, sdpa=2e-9, native=3e-9)
     assert select(PROBLEM).name == "native"
     found = report(capsys, "--seqs", "32,64")
@@ -89,9 +87,7 @@ def test_what_is_measured_is_gone_by(file: Path, capsys: pytest.CaptureFixture[s
     assert len(tuned_file.load(file)) == 4
 
 
-def test_what_is_wrong_or_refused_is_not_in_the_order_and_a_table_says_so(
-    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_wrong_or_refused_is_not_in_the_order_and_a_table_says_so(file, capsys, monkeypatch):
     unable = Fake("unable", 0, Limits(dtypes=frozenset()))
     with registered(Doubles(name="wrong")), registered(unable):
         assert run("--seq", "32", "--backend", "unable") == 1
@@ -111,9 +107,7 @@ def test_what_is_wrong_or_refused_is_not_in_the_order_and_a_table_says_so(
     assert "DILKIT_BACKEND=reference is set, and wins over what was measured" in printed
 
 
-def test_further_runs_add_to_the_file_and_replace_what_they_measure_again(
-    file: Path, capsys: pytest.CaptureFixture[str], times: dict[str, float]
-) -> None:
+def test_further_runs_add_to_the_file_and_replace_what_they_measure_again(file, capsys, times):
     forward = ("--seq", "32", "--passes", "forward")
     times |= dict(native=1e-9)
     report(capsys, *forward)
@@ -126,9 +120,7 @@ def test_further_runs_add_to_the_file_and_replace_what_they_measure_again(
     assert [path.name for path in file.parent.iterdir()] == ["tuned.json"]
 
 
-def test_entries_of_other_setups_are_kept_and_a_file_that_cannot_be_read_is_written_anew(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_entries_of_other_setups_are_kept_and_a_file_that_cannot_be_read_is_written_anew(file, capsys):
     gpu = tuned_file.TunedEntry(tuned.setup_of(Device.assume("sm_90")), tuned.shape_of(PROBLEM), (("sdpa", 0.1),))
     file.parent.mkdir()
     file.write_text(tuned_file.to_text([gpu]))
@@ -143,19 +135,15 @@ def test_entries_of_other_setups_are_kept_and_a_file_that_cannot_be_read_is_writ
 
 
 class Sized(Reference):
-    """A stand-in for Triton's kernels, which are wrong with tiles of 32 columns."""
-
     launcher: Any = None
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs):
         out, lse = super().forward(*inputs)
         chosen = getattr(self.launcher, "chosen", None)
         return out * (2 if chosen and chosen.columns == 32 else 1), lse
 
 
-def test_the_fastest_right_sizes_of_tritons_kernels_are_kept(
-    file: Path, capsys: pytest.CaptureFixture[str], times: dict[str, float]
-) -> None:
+def test_the_fastest_right_sizes_of_tritons_kernels_are_kept(file, capsys, times):
     need_triton()
     slow, fast, wrong = (f"{rows} x {columns}, 8 warps, 1 stages" for rows, columns in ((32, 16), (16, 16), (32, 32)))
     times |= {f"triton: forward {name}".replace(",", ""): seconds for name, seconds in ((fast, 1e-9), (slow, 2e-9))}
@@ -171,7 +159,7 @@ def test_the_fastest_right_sizes_of_tritons_kernels_are_kept(
 
 @pytest.mark.parametrize("device", ["sm_80", "sm_90", "sm_120", "gfx942"])
 @pytest.mark.parametrize("role", TUNED_ROLES)
-def test_sizes_that_are_counted_to_fit_come_after_the_tables(device: str, role: str) -> None:
+def test_sizes_that_are_counted_to_fit_come_after_the_tables(device, role):
     facts = dict(seq=8192, heads=4, head_dim=128, dtype="bfloat16", device=Device.assume(device))
     for pattern, tall in ((Pattern([4096, 8192], [1, 2]), True), (Pattern([64], [1]), False)):
         problem = Problem(pattern=pattern, **facts)
@@ -184,23 +172,21 @@ def test_sizes_that_are_counted_to_fit_come_after_the_tables(device: str, role: 
     assert not fits(role, Sizes(128, 128, 4, 5), problem)
 
 
-def test_without_a_gpu_no_sizes_are_tried(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_no_sizes_are_tried(file, capsys):
     assert run("--seq", "32", "--backend", "triton,native") == 0
     printed = capsys.readouterr().out
     assert "other sizes of Triton's kernels\n" in printed
     assert "device cpu: runs on cuda, hip\n" in printed
 
 
-def test_interruption_keeps_what_was_measured(
-    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interruption_keeps_what_was_measured(file, capsys, monkeypatch):
     interrupt_beyond(32, monkeypatch)
     found = report(capsys, "--seqs", "32,64", "--passes", "forward", "--backend", "native", code=130)
     assert found["interrupted"] is True
     assert len(tuned_file.load(file)) == 1
 
 
-def test_what_was_measured_is_shown(file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_measured_is_shown(file, capsys, monkeypatch):
     here = tuned.setup_of(PROBLEM.device)
     old = replace(here, torch="1.0")
     seconds = (("native", 0.001), ("sdpa", 0.002))

@@ -1,6 +1,4 @@
-"""`dilkit verify`: what it counts, what it finds wrong, and what it computes again."""
-
-from __future__ import annotations
+"""`dilkit verify`."""
 
 import re
 from dataclasses import replace
@@ -17,16 +15,14 @@ from dilkit.tools.commands import verify
 
 
 @pytest.fixture
-def few_problems(monkeypatch: pytest.MonkeyPatch) -> int:
+def few_problems(monkeypatch) -> int:
     among = [case for case in verify.LISTED if case.dtype in ("float32", "float16")]
     few = [case for case in among if case.feature in ("causal", "scale") or case.variant in ("poisoned", "one row")]
     monkeypatch.setattr(verify, "LISTED", few)
     return len(few)
 
 
-def test_verify_counts_passes_and_shows_worst_errors(
-    capsys: pytest.CaptureFixture[str], few_problems: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verify_counts_passes_and_shows_worst_errors(capsys, few_problems, monkeypatch):
     report = json_output(capsys, "verify", "--backend", "reference")
     assert report["right"]
     judged = report["backends"]["reference"]
@@ -41,7 +37,7 @@ def test_verify_counts_passes_and_shows_worst_errors(
     assert list(json_output(capsys, "verify")["backends"]) == ["reference"]
 
 
-def test_verify_exits_with_1_on_any_failure(capsys: pytest.CaptureFixture[str], few_problems: int) -> None:
+def test_verify_exits_with_1_on_any_failure(capsys, few_problems):
     with registered(Picky()) as picky:
         report = json_output(capsys, "verify", "--backend", f"reference,{picky}", code=1)
         judged = report["backends"][picky]
@@ -53,7 +49,7 @@ def test_verify_exits_with_1_on_any_failure(capsys: pytest.CaptureFixture[str], 
         assert "NOT every result is right" in text
 
 
-def test_verify_shows_each_place_that_raises_once(capsys: pytest.CaptureFixture[str], few_problems: int) -> None:
+def test_verify_shows_each_place_that_raises_once(capsys, few_problems):
     class Raising(Reference):
         def forward(self, *inputs):
             raise AttributeError(f"no attribute 'rate' in {inputs[1].seq}")
@@ -69,9 +65,7 @@ def test_verify_shows_each_place_that_raises_once(capsys: pytest.CaptureFixture[
     assert (len(place["cases"]), place["traceback"].count("in forward")) == (few_problems, 1)
 
 
-def test_verify_computes_large_cases_again_and_says_where_they_are_wrong(
-    capsys: pytest.CaptureFixture[str], few_problems: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verify_computes_large_cases_again_and_says_where_they_are_wrong(capsys, few_problems, monkeypatch):
     class WrongWhenLarge(Native):
         name = "wrong_when_large"
 

@@ -1,8 +1,5 @@
-"""`dilkit demo --image` from end to end on a small picture; its data, and what it says to unusable input."""
+"""`dilkit demo --image` on a small picture."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +17,7 @@ from dilkit.tools.results.rows import RowsResult
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch):
     sizes = dict(GRID=8, PATCH=2, WIDTH=16, LAYERS=1, HEADS=2, PATTERN=Pattern([8, 64], [1, 4]))
     for name, size in sizes.items():
         monkeypatch.setattr(image, name, size)
@@ -31,7 +28,7 @@ def a_photo() -> torch.Tensor:
     return torch.stack([torch.sin(a * rows + b * columns) for a, b in ((9, 2), (3, 14), (20, 20))], -1)
 
 
-def test_all_results_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_results_are_written(tmp_path, capsys):
     pixels = (120 + 120 * a_photo().numpy() + np.random.default_rng(0).integers(0, 9, (64, 64, 3))).astype(np.uint8)
     Image.fromarray(pixels[10:50]).save(tmp_path / "picture.png")
     out = tmp_path / "out"
@@ -52,7 +49,7 @@ def test_all_results_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_what_is_hidden_is_not_read(order: str) -> None:
+def test_what_is_hidden_is_not_read(order):
     task = FillIn(a_photo(), order, seed=0)
     model, (patches, hidden) = task.model, task.held_out
     torch.nn.init.normal_(model.head.weight)
@@ -63,7 +60,7 @@ def test_what_is_hidden_is_not_read(order: str) -> None:
     assert not torch.equal(shown, model(changed, hidden))
 
 
-def test_the_strip_is_never_trained_on() -> None:
+def test_the_strip_is_never_trained_on():
     marked = a_photo()
     marked[:, 24:40] = 9
     task = FillIn(marked, ORDERS[0], seed=0)
@@ -80,9 +77,7 @@ def test_the_strip_is_never_trained_on() -> None:
         (["--image", "--text", "a"], "--text: has no meaning with --image"),
     ],
 )
-def test_bad_input_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: Sequence[str], said: str
-) -> None:
+def test_bad_input_is_named(tmp_path, monkeypatch, capsys, arguments, said):
     monkeypatch.chdir(tmp_path)
     Image.new("L", (90, 90), 50).save("grey.png")
     Image.effect_noise((90, 90), 50).save("half.png")

@@ -1,6 +1,4 @@
-"""`dilkit demo --ranks`: what one process learns, and ended together."""
-
-from __future__ import annotations
+"""`dilkit demo --ranks`."""
 
 import json
 import signal
@@ -27,7 +25,7 @@ from dilkit.tools.results.rows import RowsResult
 SMALL = ("--context", "128", "--steps", "3", "--threads", "1")
 
 
-def test_all_ranks_stop_after_the_same_step() -> None:
+def test_all_ranks_stop_after_the_same_step():
     def rank(comm):
         stop = threading.Event()
         assert shared_clock(comm, stop, float(comm.rank)) == 0.0
@@ -41,7 +39,7 @@ def test_all_ranks_stop_after_the_same_step() -> None:
 
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_interrupts(number: signal.Signals) -> None:
+def test_a_second_signal_interrupts(number):
     before = signal.getsignal(number)
     with interrupt.stopping() as stop:
         assert not stop.is_set()
@@ -68,9 +66,7 @@ def check_report(out: Path, replicas: int, sequence: int) -> RowsResult:
     return result
 
 
-def test_ranks_learn_what_one_process_learns_or_the_command_ends_with_1(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ranks_learn_what_one_process_learns_or_the_command_ends_with_1(text, tmp_path, monkeypatch, capsys):
     launch._server()  # has loaded torch
     monkeypatch.setattr(ranks, "PROCESSES", launch.CONTEXT)
     command = ["demo", "--ranks", "1x2", "--json", "--text", text, "--out", str(tmp_path / "out"), *SMALL]
@@ -99,7 +95,7 @@ def test_ranks_learn_what_one_process_learns_or_the_command_ends_with_1(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("replicas", "sequence"), [(2, 2), (2, 1), (1, 3)])
-def test_the_ranks_may_be_those_of_torchrun(text: str, tmp_path: Path, replicas: int, sequence: int) -> None:
+def test_the_ranks_may_be_those_of_torchrun(text, tmp_path, replicas, sequence):
     """The largest job is one of processes that the command starts."""
     size = f"{replicas}x{sequence}"
     command = ["-m", "dilkit", "demo", "--ranks", size, "--text", text, "--out", str(tmp_path / "out"), *SMALL]
@@ -113,7 +109,7 @@ def test_the_ranks_may_be_those_of_torchrun(text: str, tmp_path: Path, replicas:
     check_report(tmp_path / "out", replicas, sequence)
 
 
-def test_ranks_of_another_job_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_of_another_job_are_refused(monkeypatch, capsys):
     monkeypatch.setattr(environment, "launch", lambda: environment.Launch("torchrun", 0, 2, 0, 2))
     assert cli.main(["demo", "--ranks", "2x2"]) == 2
     assert "2x2 is 4 ranks, but torchrun started 2; run torchrun --nproc-per-node 4" in capsys.readouterr().err

@@ -1,11 +1,8 @@
-"""`dilkit demo` from end to end on a small text, and what it says to input that will not do."""
-
-from __future__ import annotations
+"""`dilkit demo` on a small text."""
 
 import contextlib
 import io
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +21,7 @@ CONTEXT = 256
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def corpus(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("corpus")
     for i in range(12):
         (folder / f"file{i}.txt").write_text("".join(f"line {j} of file {i}: {i * j}\n" for j in range(40)))
@@ -41,7 +38,7 @@ def train(corpus: Path, out: Path, *more: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def run(corpus: Path, tmp_path_factory) -> tuple[Path, str]:
     out = tmp_path_factory.mktemp("demo") / "new" / "folder"
     with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stdout(io.StringIO()) as printed:
         patched.setattr(text, "SAMPLES", 1)
@@ -60,7 +57,7 @@ def read(out: Path) -> RowsResult:
     return result
 
 
-def test_all_results_are_written(run: tuple[Path, str], trained: Path) -> None:
+def test_all_results_are_written(run, trained):
     assert json.loads(run[1]) == json.loads((trained / "report.json").read_text())
     result = read(trained)
     assert (result.schema, result.interrupted, result.facts["context"]) == (2, False, CONTEXT)
@@ -76,7 +73,7 @@ def test_all_results_are_written(run: tuple[Path, str], trained: Path) -> None:
     assert load_model(trained / "model.pt").config.context == CONTEXT
 
 
-def test_held_out_files_are_never_trained_on(corpus: Path) -> None:
+def test_held_out_files_are_never_trained_on(corpus):
     loaded = load_text([str(corpus)], CONTEXT)
     held_out = loaded.facts["held_out_files"]
     assert held_out
@@ -91,9 +88,7 @@ def test_held_out_files_are_never_trained_on(corpus: Path) -> None:
 
 @pytest.mark.parametrize("when", ["training", "measuring"])
 @pytest.mark.usefixtures("without_pictures")
-def test_interrupted_run_reports_what_there_is(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], when: str
-) -> None:
+def test_interrupted_run_reports_what_there_is(corpus, tmp_path, monkeypatch, capsys, when):
     def interrupt(*arguments):
         calls.append(1)
         if len(calls) == (3 if when == "training" else 2):
@@ -114,7 +109,7 @@ def test_interrupted_run_reports_what_there_is(
     load_model(tmp_path / "model.pt")
 
 
-def test_sampling_continues_the_prompt(trained: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_sampling_continues_the_prompt(trained, capsysbinary):
     command = ["demo", "--out", str(trained), "--sample", "línea ", "--bytes", "20", "--seed", "3"]
     assert cli.main(command) == 0
     first = capsysbinary.readouterr().out
@@ -128,7 +123,7 @@ def test_sampling_continues_the_prompt(trained: Path, capsysbinary: pytest.Captu
 
 
 @torch.no_grad()
-def test_what_is_sampled_is_what_computing_every_row_again_gives() -> None:
+def test_what_is_sampled_is_what_computing_every_row_again_gives():
     """Over the ends of all segments, those of the context too."""
     model = ByteTransformer(ModelConfig(context=64, width=16, layers=2)).eval()
     text = [0, *b"x" * 50]
@@ -157,9 +152,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
-def test_a_foreign_checkpoint_is_refused(
-    content: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_foreign_checkpoint_is_refused(content, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("m.pt").write_text(content) if isinstance(content, str) else torch.save(content, "m.pt")
     assert cli.main(["demo", "--sample", "x", "--checkpoint", "m.pt"]) == 2
@@ -184,9 +177,7 @@ def test_a_foreign_checkpoint_is_refused(
         (["--text", "a.txt", "b.txt", "--context", "64", "--out", "a.txt"], "--out: folder 'a.txt' cannot be made"),
     ],
 )
-def test_bad_input_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: Sequence[str], said: str
-) -> None:
+def test_bad_input_is_named(tmp_path, monkeypatch, capsys, arguments, said):
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text("some words " * 20)
     Path("b.txt").write_text("other words " * 20)
@@ -203,7 +194,7 @@ TINY = ModelConfig(context=64, width=16, layers=1, heads=2)
 
 
 @pytest.fixture(scope="module")
-def model_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_file(tmp_path_factory) -> Path:
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("model") / "model.pt"
     save_model(ByteTransformer(TINY), path)
@@ -215,7 +206,7 @@ def model_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [dict(width=10**9), dict(layers=2), dict(heads=3), dict(context=-1), dict(context="x"), dict(depth=3)],
     ids=str,
 )
-def test_sizes_that_are_not_those_of_the_weights_are_refused(model_file: Path, change: dict[str, Any], tmp_path: Path) -> None:
+def test_sizes_that_are_not_those_of_the_weights_are_refused(model_file, change, tmp_path):
     content = torch.load(model_file, weights_only=True)
     torch.save(content | dict(config=content["config"] | change), tmp_path / "model.pt")
     with pytest.raises(ValueError, match=r"model\.pt' holds no model"):

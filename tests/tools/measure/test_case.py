@@ -1,6 +1,4 @@
-"""One benchmark case: the checks before timing, the baselines, and what becomes of each implementation."""
-
-from __future__ import annotations
+"""One benchmark case."""
 
 import math
 from dataclasses import replace
@@ -28,7 +26,7 @@ ROWS = every_pair(["reference", "gather", "dense"], DTYPES, [False, True], ["mod
 
 
 @pytest.mark.parametrize(("name", "dtype", "is_causal", "offset", "lengths"), [row for row in ROWS if not row.marks])
-def test_implementations_compute_what_they_say(name, dtype, is_causal, offset, lengths) -> None:
+def test_implementations_compute_what_they_say(name, dtype, is_causal, offset, lengths):
     problem = replace(SMALL, pattern=Pattern(*lengths, offset=offset), batch=2, dtype=dtype, is_causal=is_causal)
     implementation = BASELINES.get(name, reference())
     assert implementation.refusals(problem) == ()
@@ -39,7 +37,7 @@ def test_implementations_compute_what_they_say(name, dtype, is_causal, offset, l
 
 @pytest.mark.parametrize("error", [1e-4, math.nan])
 @pytest.mark.parametrize("seq", [64, 256])
-def test_wrong_values_are_found_at_both_lengths(error, seq) -> None:
+def test_wrong_values_are_found_at_both_lengths(error, seq):
     problem = replace(SMALL, seq=seq)
     checks = check(wrong_by(error), problem, Tensors.random(problem))
     assert [check.what for check in checks if not check.passed] == ["out", "out rows"]
@@ -58,12 +56,12 @@ def test_wrong_values_are_found_at_both_lengths(error, seq) -> None:
         ("flex", dict(dtype="float32"), "no-such-compiler"),
     ],
 )
-def test_what_a_baseline_cannot_do_is_refused(name, change, reason, monkeypatch) -> None:
+def test_what_a_baseline_cannot_do_is_refused(name, change, reason, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert any(reason in refusal for refusal in BASELINES[name].refusals(replace(IN_FP64, **change)))
 
 
-def test_who_computes_another_function_is_marked_with_its_error() -> None:
+def test_who_computes_another_function_is_marked_with_its_error():
     problem = replace(IN_FP64, pattern=Pattern([16, 32], [1, 4]))
     entries = CaseRunner([BASELINES["gather"], BASELINES["dense"]], repeats=1).run(problem)["entries"]
     assert "differs" not in entries["gather"].values
@@ -71,7 +69,7 @@ def test_who_computes_another_function_is_marked_with_its_error() -> None:
     assert min(found["out_max_abs"], found["dquery_relative"]) > 0.1
 
 
-def test_every_implementation_has_an_entry_that_says_what_became_of_it(monkeypatch) -> None:
+def test_every_implementation_has_an_entry_that_says_what_became_of_it(monkeypatch):
     def broken(inputs, problem):
         raise RuntimeError("out of order")
 
@@ -96,7 +94,7 @@ def test_every_implementation_has_an_entry_that_says_what_became_of_it(monkeypat
     assert right.values == dict(flops=reference().flops(SMALL), memory_note="no such counter")
 
 
-def test_a_call_that_would_take_too_long_is_left_out_and_says_so() -> None:
+def test_a_call_that_would_take_too_long_is_left_out_and_says_so():
     entry = CaseRunner([reference()], repeats=1, budget=1e-9).run(SMALL)["entries"]["reference"]
     assert entry.verdict == "skipped"
     assert "--budget" in entry.reasons[0]
@@ -106,28 +104,28 @@ def test_a_call_that_would_take_too_long_is_left_out_and_says_so() -> None:
     assert runner._expected_seconds(dense, replace(SMALL, seq=64, batch=3 * SMALL.batch)) == pytest.approx(1.5)
 
 
-def test_a_first_call_that_took_too_long_by_the_clock_of_its_device_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_call_that_took_too_long_by_the_clock_of_its_device_is_not_repeated(monkeypatch):
     monkeypatch.setattr(case, "clock_of", {"cpu": lambda call, calls: 9.0}.get)
     entry = CaseRunner([replace(reference(), quadratic=False)], budget=5.0).run(SMALL)["entries"]["reference"]
     assert (entry.verdict, entry.samples) == ("skipped", ())
     assert entry.reasons[0].startswith("one call took about 9 s")
 
 
-def test_figures_follow_from_the_median_and_from_the_flops_that_are_done() -> None:
+def test_figures_follow_from_the_median_and_from_the_flops_that_are_done():
     row = Row(table="", samples=(1e-3, 2e-3, 3e-3), values=dict(flops=3e9))
     assert row.gflops == pytest.approx(1500.0)
     assert BASELINES["dense"].flops(SMALL) == 3.5 * Pattern.dense().flops(64, 4, 8)
     assert reference().flops(SMALL) == 3.5 * SMALL.flops()
 
 
-def test_an_error_in_a_line_says_what_it_was() -> None:
+def test_an_error_in_a_line_says_what_it_was():
     lines = {"": "", "one\ntwo": "one", "\n raised:\n\n  because\nmore": "raised: because", "raised:": "raised:"}
     assert {text: error_line(ValueError(text)) for text in lines} == {text: f"ValueError: {line}" for text, line in lines.items()}
 
 
 @pytest.mark.parametrize("lengths", [SEGMENTS, (5, 13, 30)], ids=["multiples of the rates", "others"])
 @pytest.mark.parametrize("n", [2, 31, 45, 70])
-def test_the_published_procedure_is_that_of_the_paper(n: int, lengths: tuple[int, ...]) -> None:
+def test_the_published_procedure_is_that_of_the_paper(n, lengths):
     model, (tiles, coords) = small(segment_lengths=lengths), slide(n)
     *_, exact = embeddings(model.state_dict(), model.config, tiles[0], coords[0])
     assert (published_embedding(model, tiles, coords)[0] - exact).abs().max() <= 1e-12

@@ -1,11 +1,8 @@
-"""`dilkit report`: intervals, the documents of every kind, and how they are written as text, Markdown, HTML and pictures."""
-
-from __future__ import annotations
+"""`dilkit report`."""
 
 import json
 import re
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -30,7 +27,7 @@ def section(path: Path) -> Section:
     return found
 
 
-def test_intervals_hold_what_they_are_of_about_as_often_as_they_say() -> None:
+def test_intervals_hold_what_they_are_of_about_as_often_as_they_say():
     rng = np.random.default_rng(1)
     medians = [median_interval(rng.normal(1.0, 0.1, 25)) for _ in range(100)]
     ratios = [ratio_interval(rng.normal(3.0, 0.3, 25), rng.normal(2.0, 0.2, 25)) for _ in range(100)]
@@ -41,7 +38,7 @@ def test_intervals_hold_what_they_are_of_about_as_often_as_they_say() -> None:
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
-def test_every_committed_result_has_a_document(path: Path) -> None:
+def test_every_committed_result_has_a_document(path):
     document = section(path).document
     assert document.headline
     assert document.tables
@@ -56,7 +53,7 @@ HOSTILE = ("$\\frac{$", "<script>alert(1)</script>", "]]>--><!--")
 
 
 @pytest.mark.parametrize(("name", "kind"), list(zip(HOSTILE, ["lines", "points", "bars"], strict=True)))
-def test_hostile_names_are_drawn_as_they_are(name: str, kind: Any) -> None:
+def test_hostile_names_are_drawn_as_they_are(name, kind):
     x = [name, name + "2"] if kind == "bars" else [1, 2]
     series = tuple(Series(f"{name}{i}", (plain(x[0], 1.0), Point(x[1], 2.0, 1.5, 3.0))) for i in range(2))
     plot = Plot(name, kind, series, (Axis(name, "tokens"), Axis(name, "number")), mark=1.0)
@@ -66,7 +63,7 @@ def test_hostile_names_are_drawn_as_they_are(name: str, kind: Any) -> None:
     assert picture.svg(plot) == drawn, "it does not depend on the day"
 
 
-def test_the_page_needs_nothing_else_and_is_whole(tmp_path: Path) -> None:
+def test_the_page_needs_nothing_else_and_is_whole(tmp_path):
     paths = [FOLDER / "kernels.json", FOLDER / "overhead.json"]
     assert cli.main(["report", *map(str, paths), "--html", str(tmp_path / "r.html"), "--md", str(tmp_path / "a (b).md")]) == 0
     page = (tmp_path / "r.html").read_text()
@@ -78,7 +75,7 @@ def test_the_page_needs_nothing_else_and_is_whole(tmp_path: Path) -> None:
     assert all(link.startswith("data:") for link in re.findall(r'\b(?:href|src)="([^"]*)"', page))
 
 
-def test_hostile_texts_stay_texts() -> None:
+def test_hostile_texts_stay_texts():
     evil = "<img src=x onerror=alert(1)>\"'&|`[a](b)"
     document = Document((evil,), (Table(evil, (evil,), ((evil,),), evil),), (LINES,), (evil,), evil)
     one = Section(evil, evil, evil, document)
@@ -90,7 +87,7 @@ def test_hostile_texts_stay_texts() -> None:
     assert "\\[a\\](b)" in read
 
 
-def test_json_holds_the_same_tables_and_plots(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_holds_the_same_tables_and_plots(capsys):
     assert cli.main(["report", str(CPU)]) == 0
     assert re.search(r"one million tokens: memory in all +at most 16 GiB +at most 16 GiB +8\.03 GiB", capsys.readouterr().out)
     assert cli.main(["report", str(CPU), "--json"]) == 0

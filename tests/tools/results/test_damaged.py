@@ -1,11 +1,7 @@
-"""Result files that are truncated or foreign: one line that names the file and the place in it."""
-
-from __future__ import annotations
+"""Result files that are truncated or foreign."""
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.result_files import content, write
@@ -15,7 +11,7 @@ from dilkit.tools import cli
 from dilkit.tools.results.decode import DecodeError, decode, encode
 
 CPU = content("cpu-intel-xeon-avx2")
-FILES: dict[str, tuple[bytes, str]] = {
+FILES = {
     "empty": (b"", "not a whole JSON file"),
     "truncated": (json.dumps(CPU).encode()[:-100], "truncated? run the command again"),
     "list": (b"[1, 2]", "no result of dilkit"),
@@ -35,7 +31,7 @@ ESCAPES = "\x1b]0;title\x07\x1b[31mred\r\n\u202egnp.exe\u2028\x00\ud800"
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("command", ["report", "compare"])
-def test_a_file_that_is_no_result_is_refused_in_one_line(name: str, command: str, tmp_path: Path, capsys: Any) -> None:
+def test_a_file_that_is_no_result_is_refused_in_one_line(name, command, tmp_path, capsys):
     raw, complaint = FILES[name]
     path = tmp_path / "r.json"
     path.write_bytes(raw)
@@ -47,7 +43,7 @@ def test_a_file_that_is_no_result_is_refused_in_one_line(name: str, command: str
     assert len(said) < 500
 
 
-def test_texts_cannot_command_the_terminal(tmp_path: Path, capsys: Any) -> None:
+def test_texts_cannot_command_the_terminal(tmp_path, capsys):
     found = content("patterns")
     found["command"] = found["environment"]["device_name"] = ESCAPES
     found["rows"] = [found["rows"][1] | dict(who=ESCAPES)]
@@ -81,7 +77,7 @@ class Outer:
 GOOD = dict(name="x", ratio=1, whole=None, pair=[3, "y"], inner=[dict(size=1)], named=dict(z=dict(size=2, other=0)))
 
 
-def test_what_is_encoded_is_decoded_again() -> None:
+def test_what_is_encoded_is_decoded_again():
     found = decode(Outer, GOOD)
     assert found == Outer("x", 1.0, None, False, (3, "y"), (Inner(1),), {"z": Inner(2)})
     assert decode(Outer, json.loads(json.dumps(encode(found)))) == found
@@ -104,7 +100,7 @@ def test_what_is_encoded_is_decoded_again() -> None:
         (dict(named=dict(z=dict(size=None))), "named.z.size: None where a whole number is needed"),
     ],
 )
-def test_the_decoder_names_the_place(change: dict[str, Any], complaint: str) -> None:
+def test_the_decoder_names_the_place(change, complaint):
     with pytest.raises(DecodeError) as raised:
         decode(Outer, GOOD | change)
     assert complaint in str(raised.value)

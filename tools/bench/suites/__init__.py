@@ -1,8 +1,4 @@
-"""The suites of `dilkit bench --suite NAME`, found without importing them.
-
-A further suite is a file here, such as windows.py, and a line below; models are patterns.py (bars) and serving.py (lines). Tests
-then ask for its result and for current pages: `make results ARGS=windows`, `make docs`.
-"""
+"""The suites of `dilkit bench --suite NAME`, found without importing them; docs/design.md says what a further one takes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Counts of what CUDA kernels issue, made by `tests/ptx/costs.py`, and bounds of their times on six GPUs.
-
-A launch cannot be shorter than what it issues over what a unit does at most, unit by unit.
-"""
+"""Counts of what CUDA kernels issue, made by `tests/ptx/costs.py`, and bounds of their times."""
 
 from __future__ import annotations
 
@@ -24,8 +21,10 @@ PRODUCT = 2 * 16 * 16 * 8
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU: FLOP/s of dense products of halves with sums in fp32 (0: no tensor cores that the kernels use) and of fp32, bytes/s
-    of its memory, at its highest clock. `lanes`: fp32 operations of a multiprocessor in a cycle, by the Programming Guide."""
+    """A GPU at its highest clock: FLOP/s of dense products of halves (0: no tensor cores) and of fp32, bytes/s of memory.
+
+    `lanes`: fp32 operations of a multiprocessor in a cycle, by the Programming Guide.
+    """
 
     name: str
     capability: Capability

@@ -1,4 +1,4 @@
-"""`dilkit bench --suite patterns`: windows, global tokens and block lists beside other ways to compute them, fp32, on a CPU."""
+"""`dilkit bench --suite patterns`: windows, global tokens and block lists on a CPU."""
 
 from __future__ import annotations
 

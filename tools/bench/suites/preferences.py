@@ -1,7 +1,4 @@
-"""`dilkit bench --suite preferences`: on 128 problems the backend that the preference table picks, beside all that are able.
-
-`dilkit tune --take` makes the automatic choice go by the sweep.
-"""
+"""`dilkit bench --suite preferences`: the backend that the preference table picks, beside all that are able."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trials of the kernels' PTX on the CPU, and faults put into it: what `tests/ptx/run.py` and `tests/ptx/mutations.py` write."""
+"""Trials and faults of the kernels' PTX, written by `tests/ptx/run.py` and `tests/ptx/mutations.py`."""
 
 from __future__ import annotations
 

@@ -25,8 +25,9 @@ LONG_ROUNDS = 3
 
 @dataclass(frozen=True)
 class ScoresSizes(SuiteSizes):
-    """Biases by kind at `configuration`; a slide of `tiles`, of which torch has room for so many `tile_heads`; a layer of
-    `layer_seq` tokens with `layer_heads`, `layer_kv_heads` and a `softcap` as in Gemma 2. `table`: entries of one by distance.
+    """Biases by kind at `configuration`; a slide of `tiles`; a layer of `layer_seq` tokens with a `softcap` as in Gemma 2.
+
+    Of the slide torch has room for `tile_heads` heads. `table`: entries of one by distance.
     """
 
     configuration: Configuration = CONFIGURATIONS["A"]

@@ -1,10 +1,4 @@
-"""Compiles every CUDA kernel for every kind of GPU, and writes what the compiler says of it into docs/results/kernels.json.
-
-    python -m dilkit.tools.bench.workloads.kernels_compiled
-
-Needs cupy and NVRTC, and no GPU. Kernels are compiled again where their sources have changed since; Ctrl-C keeps what was done.
-Exit code 1 if a kernel spills, has a stack, or takes more shared memory than there is.
-"""
+"""Compiles every CUDA kernel for every kind of GPU, without one, and writes docs/results/kernels.json; 1 if one spills."""
 
 from __future__ import annotations
 

@@ -1,14 +1,4 @@
-"""Hosts on one machine: network namespaces with an address each, whose links are shaped.
-
-    host 1 (namespace)      host 2 (namespace)
-    eth0, shaped            eth0, shaped           what a host sends is shaped at its own end of the link,
-      |                       |
-    port1, shaped  -------  port2, shaped          what it is sent at the other
-             bridge (namespace)
-
-Nothing gets out of the namespaces. They bear the number of the process that made them; what a process that was killed left behind
-is removed by the next.
-"""
+"""Hosts on one machine: network namespaces on a bridge, whose links are shaped at both ends; those of killed runs are removed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Contenders of the suite of token orders, case by case: dilkit's engines, and hilbertsfc.
-
-hilbertsfc computes codes and coordinates on a cube whose sides are a power of two. Inputs and buffers are made before a call.
-"""
+"""Contenders of the suite of token orders: dilkit's engines and hilbertsfc."""
 
 from __future__ import annotations
 

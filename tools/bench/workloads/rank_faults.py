@@ -1,4 +1,4 @@
-"""Faults: rank 1 of three fails before a call. When do the others know, and do their errors name rank and step?"""
+"""Faults: rank 1 of three fails before a call; the seconds until the others know, and the rank and step in their errors."""
 
 from __future__ import annotations
 

@@ -1,14 +1,4 @@
-"""Other sequence-parallel schemes, on dilkit's kernels and transport: each moves whole shards, whatever the pattern keeps.
-
-| scheme | forward sends, in shards of keys and values | backward |
-|---|---|---|
-| `FullRing` | p - 1: they go round | p - 1, and p times their gradients in fp32, as ring-flash-attention does |
-| `Ulysses` | 2 (p - 1) / p: queries, keys and values to the ranks of their heads, results back | as many: dout, gradients |
-
-The ring computes with the shard that it has while another travels. A rank's own shard is seen by the pattern with segments no
-longer than a shard, and the shard of another rank through each longer segment that holds both: there, the kept queries of one see
-all kept keys of the other.
-"""
+"""Other sequence-parallel schemes, on dilkit's kernels and transport: each moves whole shards, whatever the pattern keeps."""
 
 from __future__ import annotations
 

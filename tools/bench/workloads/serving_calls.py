@@ -1,4 +1,4 @@
-"""Calls that the suite of serving measures: steps of decoding after a text of random rows, and sequences of different lengths."""
+"""Calls of the suite of serving: steps of decoding, and sequences of different lengths."""
 
 from __future__ import annotations
 

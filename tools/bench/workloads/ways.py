@@ -1,7 +1,4 @@
-"""Implementations that suites of a CPU time beside each other: the CPU kernel, and torch with a matrix of all pairs.
-
-Masks and matrices are made once for a problem, before it is timed.
-"""
+"""The CPU kernel, and torch with a matrix of all pairs, which is made once for a problem before it is timed."""
 
 from __future__ import annotations
 
