@@ -1,7 +1,4 @@
-"""Seeds, poisoned memory, and the matrix backend x feature at the end of a run.
-
-Torch is imported where it is used: the process that hands tests to the workers needs none.
-"""
+"""Seeds, poisoned memory, and the matrix backend x feature at the end of a run. Torch is imported where it is used."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import signal
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -33,11 +30,11 @@ settings.register_profile("at length", settings.get_profile("any machine"), max_
 settings.load_profile("any machine")  # how long an example takes, or drawing one, says how busy the machine is
 
 
-def pytest_addoption(parser: Any) -> None:
+def pytest_addoption(parser):
     parser.addoption("--nothing-missing", action="store_true", help="fail if a test is skipped for want of a package")
 
 
-def pytest_sessionfinish(session: Any) -> None:
+def pytest_sessionfinish(session):
     """Fail a run with --nothing-missing if a package was missing, except peers."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if not session.config.getoption("--nothing-missing") or reporter is None:
@@ -49,8 +46,8 @@ def pytest_sessionfinish(session: Any) -> None:
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> None:
-    """Every test starts from the same random numbers, in whatever order tests run."""
+def seeded():
+    """Start every test from the same random numbers."""
     import torch
 
     torch.default_generator.manual_seed(0)  # torch.manual_seed writes the stack down for each kind of device that is not there
@@ -58,7 +55,6 @@ def seeded() -> None:
 
 @pytest.fixture
 def into_matrix(record_property: Callable[[str, object], None]) -> Callable[[Result], None]:
-    """Enter a conformance result into the matrix that is printed at the end."""
     return lambda r: record_property(MATRIX, (r.backend, r.case.feature, r.verdict, "; ".join(r.reasons)))
 
 
@@ -99,20 +95,19 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
-def pytest_collection_finish() -> None:
-    """Freeze the objects before the first test: collecting them takes most of the time of some tests."""
+def pytest_collection_finish():
+    """Freeze the objects before the first test: collecting them takes most of some tests' time."""
     gc.freeze()
     gc.set_threshold(10_000)
     gc.callbacks.append(_freeze_what_is_left)
 
 
-def _freeze_what_is_left(phase: str, info: dict[str, int]) -> None:
-    """Freeze the survivors of a full collection, such as imported modules."""
+def _freeze_what_is_left(phase: str, info: dict[str, int]):
     if phase == "stop" and info["generation"] == 2:
         gc.freeze()
 
 
-def pytest_unconfigure() -> None:
+def pytest_unconfigure():
     """Unfreeze objects at exit if Triton is loaded, which else reports leaks; that takes seconds."""
     if _freeze_what_is_left in gc.callbacks:  # where tests were collected: of a run with workers, in these alone
         gc.callbacks.remove(_freeze_what_is_left)
@@ -120,8 +115,7 @@ def pytest_unconfigure() -> None:
         atexit.register(gc.unfreeze)
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print the results of each backend on each feature, from reports, which pytest-xdist carries."""
+def pytest_terminal_summary(terminalreporter):
     counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     reasons: dict[str, Counter[str]] = defaultdict(Counter)
     for outcome in ("passed", "skipped", "failed"):
@@ -133,7 +127,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             terminalreporter.write_line(line)
 
 
-def _count(report: Any, counts: dict[tuple[str, str], Counter[str]], reasons: dict[str, Counter[str]]) -> None:
+def _count(report, counts: dict[tuple[str, str], Counter[str]], reasons: dict[str, Counter[str]]):
     for key, value in getattr(report, "user_properties", ()):  # a skipped file has none
         if key != MATRIX or report.when != "call":
             continue

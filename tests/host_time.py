@@ -1,12 +1,4 @@
-"""CPU time of the host in calls of GPU backends, without a GPU: kernels are replaced by functions that do nothing.
-
-    python tests/host_time.py [--repeats N] [--json]
-
-What is left is Python's: the choice of kernels, views, merges, allocations, the arguments of launches. Compare two versions by
-runs in turns on one machine.
-"""
-
-from __future__ import annotations
+"""Measures the host's CPU time in calls of GPU backends whose kernels do nothing."""
 
 import argparse
 import json
@@ -30,13 +22,13 @@ SIZES: Any = dict(pattern=Pattern([64, 128, 256, 512, 1024], [1, 2, 4, 8, 16]), 
 
 
 class IdleRows:
-    def merge(self, *views: Tensor) -> None: ...
+    def merge(self, *views: Tensor): ...
 
     add = merge
 
 
 class IdleLauncher(RecordingLauncher):
-    def launch(self, kernel: Any, blocks: int, arguments: Any, device: torch.device) -> None: ...
+    def launch(self, kernel, blocks: int, arguments, device: torch.device): ...
 
 
 @lru_cache(maxsize=64)
@@ -48,11 +40,11 @@ def _rows(batch: int, heads: int, rows: int, width: int) -> Tensor:
 _sums = lru_cache(maxsize=64)(torch.zeros)
 
 
-def _forward(q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+def _forward(q: Tensor, *others) -> tuple[Tensor, Tensor]:
     return _rows(*q.shape), _sums(q.shape[:3])
 
 
-def _backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *others) -> tuple[Tensor, Tensor, Tensor]:
     return _rows(*q.shape), _rows(*k.shape), _rows(*k.shape)
 
 

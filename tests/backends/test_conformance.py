@@ -1,6 +1,4 @@
-"""Every backend there is, on every case of the problem list; and proof that the suite can fail."""
-
-from __future__ import annotations
+"""Every backend on the problem list, and proof that the suite can fail."""
 
 from dataclasses import replace
 from typing import Any
@@ -22,7 +20,7 @@ from dilkit.testing.problems import DROPPING, GIVEN_BLOCKS, OTHER_KINDS, PROBLEM
 SIMPLE = Case(feature="plain", variant="nested")
 
 
-def test_no_backend_is_broken() -> None:
+def test_no_backend_is_broken():
     broken = [f"{b.name} ({b.origin}): {b.error}" for b in backends().values() if isinstance(b, Broken)]
     assert not broken
 
@@ -62,7 +60,7 @@ def listed() -> list[Any]:
 
 
 @pytest.mark.parametrize(("backend", "case", "device"), listed())
-def test_backend_agrees_with_the_oracle(backend: str, case: Case, device: str, into_matrix: Any) -> None:
+def test_backend_agrees_with_the_oracle(backend, case, device, into_matrix):
     result = check(backend, case, device)
     into_matrix(result)
     if result.verdict == "refused":
@@ -70,12 +68,12 @@ def test_backend_agrees_with_the_oracle(backend: str, case: Case, device: str, i
     assert result.verdict == "passed", "; ".join(result.reasons)
 
 
-def test_case_names_are_unique() -> None:
+def test_case_names_are_unique():
     names = [case.name for case in LISTED]
     assert len(set(names)) == len(names)
 
 
-def test_by_default_each_backend_meets_every_feature_and_every_dtype() -> None:
+def test_by_default_each_backend_meets_every_feature_and_every_dtype():
     chosen = usual()
     for name, _ in BACKENDS_AND_DEVICES:
         own = [case for backend, case in chosen if backend == name]
@@ -88,12 +86,12 @@ HALVES = frozenset({"float16"})
 
 
 class Faulty(Reference):
-    def __init__(self, fault: str, limits: Limits = Reference.limits) -> None:
+    def __init__(self, fault: str, limits: Limits = Reference.limits):
         super().__init__(name="faulty")
         self.fault = fault
         self.limits = limits
 
-    def forward(self, inputs: Any, problem: Any) -> Any:
+    def forward(self, inputs, problem):
         if self.fault == "raises":
             raise RuntimeError("out of luck")
         if self.fault == "ignores is_causal":
@@ -111,12 +109,12 @@ class Faulty(Reference):
             inputs.query.add_(1)
         return out, lse
 
-    def backward(self, *inputs: Any) -> Any:
+    def backward(self, *inputs):
         dq, dk, dv = super().backward(*inputs)
         return dq, dk * 1.0001 if self.fault == "wrong gradient" else dk, dv
 
 
-FAULTS: dict[str, tuple[Faulty, dict[str, Any], str, tuple[str, ...]]] = {
+FAULTS = {
     "raises": (Faulty("raises"), {}, "failed", ("RuntimeError: out of luck",)),
     "causal": (Faulty("ignores is_causal"), dict(is_causal=True), "failed", ("out: the error",)),
     "mask": (Faulty("ignores the mask"), dict(mask="random"), "failed", ("out: the error",)),
@@ -131,9 +129,7 @@ FAULTS: dict[str, tuple[Faulty, dict[str, Any], str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize(("backend", "fields", "verdict", "reasons"), FAULTS.values(), ids=FAULTS)
-def test_suite_finds_a_fault_and_says_what_it_is(
-    backend: Faulty, fields: dict[str, Any], verdict: str, reasons: tuple[str, ...]
-) -> None:
+def test_suite_finds_a_fault_and_says_what_it_is(backend, fields, verdict, reasons):
     with registered(backend) as name:
         result = check(name, replace(SIMPLE, **fields))
     assert result.verdict == verdict
@@ -144,7 +140,7 @@ def test_suite_finds_a_fault_and_says_what_it_is(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_suite_finds_a_wrong_gradient_of_sinks(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+def test_suite_finds_a_wrong_gradient_of_sinks(monkeypatch, dtype):
     monkeypatch.setattr(attend, "sink_gradient", lambda *given: 1.05 * sink_gradient(*given))
     result = check("reference", replace(SIMPLE, sink="random", dtype=dtype))
     assert result.verdict == "failed"

@@ -1,7 +1,5 @@
 """What tests of the core share."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator
@@ -15,7 +13,6 @@ LARGE = 64 * 2**20
 
 @pytest.fixture(autouse=True)
 def _registered_for_one_test() -> Iterator[None]:
-    """Undo registrations with transformers after each test."""
     yield
     if "transformers" in sys.modules and (ours := sys.modules.get("dilkit.integrations.transformers.registration")):
         package = ours.transformers()
@@ -28,7 +25,7 @@ def _registered_for_one_test() -> Iterator[None]:
 
 
 @pytest.fixture
-def freed_memory_goes_back() -> None:
+def freed_memory_goes_back():
     """Return freed memory at once, or a library's allocator settings hide peaks."""
     if not Path("/proc/self/status").exists():
         return

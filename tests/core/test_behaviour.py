@@ -1,9 +1,6 @@
-"""What a caller relies on beyond the right numbers: nothing leaks, nothing is touched, every run gives the same bits."""
-
-from __future__ import annotations
+"""Leaks, changed inputs and bits of repeated calls."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -30,7 +27,7 @@ BASE = Case(feature="behaviour", variant="base", seq=23, head_dim=8, batch=1)
 pytestmark = pytest.mark.parametrize("backend", on("cpu"))
 
 
-def attend(backend: str, case: Case, tensors: Tensors, **inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def attend(backend: str, case: Case, tensors: Tensors, **inputs) -> tuple[torch.Tensor, torch.Tensor]:
     decision = next(d for d in explain(case.problem(), backend).decisions if d.name == backend)
     if decision.verdict != "picked":
         pytest.skip("; ".join(decision.reasons))
@@ -39,7 +36,7 @@ def attend(backend: str, case: Case, tensors: Tensors, **inputs: Any) -> tuple[t
     return dilated_attention(q, k, v, case.pattern, backend=backend, return_lse=True, **options)
 
 
-def test_the_same_bits_with_the_same_number_of_threads_and_with_any_where_that_is_promised(backend: str) -> None:
+def test_the_same_bits_with_the_same_number_of_threads_and_with_any_where_that_is_promised(backend):
     case = replace(BASE, seq=157, batch=2, mask="random")
     tensors, found = make_tensors(case), []
     for threads in (1, 2, 4):
@@ -58,7 +55,7 @@ def everything(backend: str, case: Case, tensors: Tensors) -> tuple[torch.Tensor
     return (out, lse, *torch.autograd.grad((out, lse), qkv, (tensors.dout, tensors.dlse)))
 
 
-def test_nothing_is_saved_without_gradients(backend: str) -> None:
+def test_nothing_is_saved_without_gradients(backend):
     tensors = make_tensors(BASE)
     qkv = dict(zip(("query", "key", "value"), (x.clone().requires_grad_() for x in tensors.qkv), strict=True))
     saved: list[torch.Tensor] = []
@@ -74,7 +71,7 @@ def test_nothing_is_saved_without_gradients(backend: str) -> None:
 
 
 @pytest.mark.parametrize(("pattern", "is_causal"), diagonal(PATTERNS.values(), [False, True]), ids=str)
-def test_a_token_changes_exactly_the_rows_that_see_it(backend: str, pattern: Pattern, is_causal: bool) -> None:
+def test_a_token_changes_exactly_the_rows_that_see_it(backend, pattern, is_causal):
     case = replace(BASE, pattern=pattern, is_causal=is_causal)
     tensors = make_tensors(case)
     before, _ = attend(backend, case, tensors)
@@ -87,7 +84,7 @@ def test_a_token_changes_exactly_the_rows_that_see_it(backend: str, pattern: Pat
 
 
 @pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
-def test_nan_reaches_the_rows_that_see_it_alone(backend: str, pattern: Pattern) -> None:
+def test_nan_reaches_the_rows_that_see_it_alone(backend, pattern):
     case = replace(BASE, pattern=pattern)
     tensors = make_tensors(case)
     key, value = tensors.key.clone(), tensors.value.clone()
@@ -98,7 +95,7 @@ def test_nan_reaches_the_rows_that_see_it_alone(backend: str, pattern: Pattern) 
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_rows_that_see_nothing_have_no_gradient_whatever_they_hold(backend: str, is_causal: bool) -> None:
+def test_rows_that_see_nothing_have_no_gradient_whatever_they_hold(backend, is_causal):
     case = replace(BASE, pattern=Pattern.dense(), is_causal=is_causal, batch=2, mask="left")
     tensors = make_tensors(case)
     mask = torch.zeros(2, case.seq, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""The byte-bounded cache: what it keeps, what it drops, and that threads cannot break it."""
+"""The byte-bounded cache."""
 
 import gc
 import sys

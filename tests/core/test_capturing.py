@@ -1,6 +1,4 @@
-"""Whether a CUDA graph is captured is asked of the device that the tensors are on, not of the current one."""
-
-from __future__ import annotations
+"""Captured CUDA graphs, asked of the device of the tensors."""
 
 import contextlib
 from collections.abc import Iterator
@@ -35,7 +33,7 @@ class Gpus:
 
 
 @pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
+def gpus(monkeypatch) -> Gpus:
     found = Gpus()
     monkeypatch.setattr(torch.cuda, "device", found.guard)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: found.current)
@@ -43,12 +41,12 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
     return found
 
 
-def test_it_is_asked_of_a_device(gpus: Gpus) -> None:
+def test_it_is_asked_of_a_device(gpus):
     assert [capturing(device) for device in (FIRST, SECOND, torch.device("cpu"))] == [False, True, False]
     assert gpus.current == 0
 
 
-def test_dropout_is_refused_where_the_tensors_are_captured(gpus: Gpus) -> None:
+def test_dropout_is_refused_where_the_tensors_are_captured(gpus):
     device = Device("cuda", "GPU", (9, 0), index=1)
     problem = Problem(pattern=Pattern.dense(), seq=8, heads=1, head_dim=16, dropout_p=0.5, device=device)
     drawn = Dropout(0.5, torch.tensor(1))
@@ -61,7 +59,7 @@ def test_dropout_is_refused_where_the_tensors_are_captured(gpus: Gpus) -> None:
 
 
 @pytest.mark.parametrize("captures", [0, 1])
-def test_zero_keys_are_kept_for_graphs_of_their_device(gpus: Gpus, monkeypatch: pytest.MonkeyPatch, captures: int) -> None:
+def test_zero_keys_are_kept_for_graphs_of_their_device(gpus, monkeypatch, captures):
     monkeypatch.setattr(zero_keys, "_CAPTURED", {})
     gpus.captures, keys = captures, ZeroKeys(0, torch.zeros(1, 4))
     out, lse = torch.ones(1, 4, 1, 2), torch.zeros(1, 1, 4)
@@ -70,6 +68,6 @@ def test_zero_keys_are_kept_for_graphs_of_their_device(gpus: Gpus, monkeypatch: 
     assert torch.equal(out, torch.full_like(out, 0.5))
 
 
-def test_nothing_else_asks_torch() -> None:
+def test_nothing_else_asks_torch():
     files = (path for folder in ROOTS.values() for path in (ROOT / folder).rglob("*.py"))
     assert [path.name for path in files if "is_current_stream_capturing" in path.read_text()] == ["device.py"]

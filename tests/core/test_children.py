@@ -1,10 +1,6 @@
-"""Modules call their children: an adapter, a hook, a quantized or a sharded layer in the place of any of them has its effect."""
+"""Modules call their children."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -23,7 +19,7 @@ from dilkit.integrations.torchscale.install import Installation, attend
 PATTERN = Pattern([4, 8], [1, 2])
 
 
-def multihead(**options: Any) -> MultiheadDilatedAttention:
+def multihead(**options) -> MultiheadDilatedAttention:
     return MultiheadDilatedAttention(12, 3, DilatedAttention(PATTERN), layer_norm=True, is_causal=True, **options)
 
 
@@ -35,7 +31,7 @@ def titan() -> nn.Module:
     return theirs
 
 
-def slide_encoder(**options: Any) -> SlideEncoder:
+def slide_encoder(**options) -> SlideEncoder:
     lengths = (4, 8, 16, 32, 64)
     return SlideEncoder(SlideEncoderConfig(embed_dim=16, depth=2, num_heads=4, in_chans=12, segment_lengths=lengths, **options))
 
@@ -45,7 +41,7 @@ def torchscale_layer() -> nn.Module:
     return torchscale_peer.DilatedAttention(args, 12, 3, subln=True)
 
 
-def of_torchscale(layer: Any, x: Tensor) -> Tensor:
+def of_torchscale(layer, x: Tensor) -> Tensor:
     out, _ = attend(Installation("exact", "apply", None), "", layer, x, x, x)
     return out
 
@@ -53,7 +49,7 @@ def of_torchscale(layer: Any, x: Tensor) -> Tensor:
 X = torch.randn(2, 8, 12, generator=torch.Generator().manual_seed(0))
 STARTS = torch.tensor([0, 3, 8], dtype=torch.int32)
 COORDINATES = 256 * torch.arange(16).view(1, 8, 2)
-MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], Tensor]]] = {
+MODULES = {
     "multihead": (multihead, lambda layer: layer(X)[0]),
     "multihead, packed": (multihead, lambda layer: layer(X[0], cu_seqlens=STARTS)[0]),
     "multihead, cached": (multihead, lambda layer: layer(X, cache=DilatedCache(PATTERN, 3))[0]),
@@ -73,11 +69,11 @@ def changed(out: Tensor, factor: Tensor) -> Tensor:
 class Adapter(nn.Module):
     """A child and what is added to its output: it has none of the child's attributes."""
 
-    def __init__(self, child: nn.Module, factor: Tensor) -> None:
+    def __init__(self, child: nn.Module, factor: Tensor):
         super().__init__()
         self.child, self.factor = child, factor
 
-    def forward(self, *inputs: Any, **options: Any) -> Tensor:
+    def forward(self, *inputs, **options) -> Tensor:
         return changed(self.child(*inputs, **options), self.factor)
 
 
@@ -85,17 +81,17 @@ OF_MORE_METHODS = DilatedAttention, EncoderLayer, GridPositions
 """Children that are asked for more than to be called: their place is for their kind."""
 
 
-def adapted(module: nn.Module, path: str, factor: Tensor) -> None:
+def adapted(module: nn.Module, path: str, factor: Tensor):
     module.set_submodule(path, Adapter(module.get_submodule(path), factor))
 
 
-def hooked(module: nn.Module, path: str, factor: Tensor) -> None:
+def hooked(module: nn.Module, path: str, factor: Tensor):
     module.get_submodule(path).register_forward_hook(lambda child, inputs, out: changed(out, factor))
 
 
 @pytest.mark.parametrize("change", [adapted, hooked])
 @pytest.mark.parametrize("name", MODULES)
-def test_children_are_called(name: str, change: Callable[[nn.Module, str, Tensor], None]) -> None:
+def test_children_are_called(name, change):
     make, call = MODULES[name]
     called = {path: child for path, child in make().named_modules() if path and type(child).forward is not nn.Module.forward}
     for path, child in called.items():

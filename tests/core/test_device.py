@@ -1,9 +1,4 @@
-"""Facts about devices: the assumed ones, the text they are named by, and which GPUs a torch build has code for.
-
-And calls while torch's default device is another than that of their tensors.
-"""
-
-from __future__ import annotations
+"""Facts about devices, and calls under another default device than that of their tensors."""
 
 import ctypes
 import dataclasses
@@ -11,7 +6,6 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +16,6 @@ from dilkit.backends.sdpa.backend import SDPA
 from dilkit.backends.triton.backend import TritonTiles
 from dilkit.decoding.stores import kept_count
 from dilkit.device import (
-    Capability,
     _cpu_facts,
     cuda_driver,
     cuda_stream_number,
@@ -53,7 +46,7 @@ FEATURES = {
 
 
 @pytest.mark.parametrize("name", FEATURES)
-def test_the_ten_assumed_devices(name: str) -> None:
+def test_the_ten_assumed_devices(name):
     device = Device.assume(name)
     assert device.features == FEATURES[name]
     assert (device.type, device.assumed, device.torch_code, device.memory) == ("cuda", True, None, None)
@@ -64,7 +57,7 @@ WAYS = dict.fromkeys(["sm_61", "sm61", "61", "6.1", " SM_61 "], (6, 1)) | {"sm_1
 
 
 @pytest.mark.parametrize(("text", "capability"), WAYS.items())
-def test_ways_to_write_a_capability(text: str, capability: Capability) -> None:
+def test_ways_to_write_a_capability(text, capability):
     assert parse_capability(text) == capability
     assert Device.assume(text).capability == capability
 
@@ -73,7 +66,7 @@ def test_ways_to_write_a_capability(text: str, capability: Capability) -> None:
     ("text", "like", "lost"),
     [("sm_62", "GTX 1080", set()), ("sm_87", "RTX 3090", set()), ("sm_103", "B200", set()), ("sm_110", "B200", {"tcgen05"})],
 )
-def test_devices_between_the_known_ones(text: str, like: str, lost: set[str]) -> None:
+def test_devices_between_the_known_ones(text, like, lost):
     """They count as the nearest older generation, without features that may not outlive a major version."""
     device = Device.assume(text)
     assert device.name == f"like {like}"
@@ -81,7 +74,7 @@ def test_devices_between_the_known_ones(text: str, like: str, lost: set[str]) ->
 
 
 @pytest.mark.parametrize("built_for", [["gfx90a", "gfx942"], ["gfx90a"]])
-def test_an_amd_gpu_is_no_nvidia_gpu_of_the_same_number(monkeypatch: pytest.MonkeyPatch, built_for: list[str]) -> None:
+def test_an_amd_gpu_is_no_nvidia_gpu_of_the_same_number(monkeypatch, built_for):
     properties = dict(name="AMD Instinct MI300X", major=9, minor=4, gcnArchName="gfx942:sramecc+:xnack-", total_memory=2**37)
     monkeypatch.setattr(torch.version, "hip", "6.4.0")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(**properties))
@@ -110,11 +103,11 @@ def test_an_amd_gpu_is_no_nvidia_gpu_of_the_same_number(monkeypatch: pytest.Monk
         assert all(any(reason.startswith(("device hip", "torch hip")) for reason in some) for some in reasons)
 
 
-def test_a_gpu_older_than_all_known_ones_has_no_features_but_is_a_device() -> None:
+def test_a_gpu_older_than_all_known_ones_has_no_features_but_is_a_device():
     assert features_of((3, 5)) == frozenset()
 
 
-def test_the_cpu_of_this_machine() -> None:
+def test_the_cpu_of_this_machine():
     device = Device.assume("cpu")
     assert dataclasses.replace(device, assumed=False) == probe("cpu")
     assert device.features <= {"avx2", "fma", "f16c", "avx512", "avx512_bf16", "neon"}
@@ -122,7 +115,7 @@ def test_the_cpu_of_this_machine() -> None:
     assert str(device) == f"cpu ({device.name})"
 
 
-CODE: dict[str, tuple[list[Capability], list[Capability]]] = {
+CODE = {
     "sm_60": ([(6, 0), (6, 1)], [(7, 0)]),
     "sm_61": ([], [(6, 0)]),
     "sm_80": ([(8, 6), (8, 9)], [(9, 0)]),
@@ -145,7 +138,7 @@ CODE: dict[str, tuple[list[Capability], list[Capability]]] = {
 
 
 @pytest.mark.parametrize("architecture", CODE)
-def test_which_code_runs_where(architecture: str) -> None:
+def test_which_code_runs_where(architecture):
     assert not torch_has_code((9, 0), [])
     for runs, capabilities in zip((True, False), CODE[architecture], strict=True):
         for capability in capabilities:
@@ -153,7 +146,7 @@ def test_which_code_runs_where(architecture: str) -> None:
                 assert torch_has_code(capability, built) is runs, capability
 
 
-def test_the_driver_says_its_version_or_why_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_says_its_version_or_why_it_does_not(monkeypatch):
     def says(version, code):
         def driver_version(place):
             ctypes.cast(place, ctypes.POINTER(ctypes.c_int))[0] = version
@@ -180,7 +173,7 @@ def test_the_driver_says_its_version_or_why_it_does_not(monkeypatch: pytest.Monk
     ("model", "name"),
     [("AMD EPYC", "AMD EPYC (family 26, model 2)"), ("AMD Ryzen 7 5800X", "AMD Ryzen 7 5800X")],
 )
-def test_a_cpu_without_a_number_has_its_family_and_model(monkeypatch: pytest.MonkeyPatch, model: str, name: str) -> None:
+def test_a_cpu_without_a_number_has_its_family_and_model(monkeypatch, model, name):
     core = f"cpu family\t: 26\nmodel\t\t: 2\nmodel name\t: {model}\nflags\t\t: fma avx2\n\n"
     monkeypatch.setattr(Path, "read_text", lambda self, **options: core * 2)
     shown, features = _cpu_facts()
@@ -217,7 +210,7 @@ def stepped(x: Tensor) -> Tensor:
     )
 
 
-def test_the_current_stream_is_known_with_and_without_torchs_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_current_stream_is_known_with_and_without_torchs_short_way(monkeypatch):
     device = torch.device("cuda", 1)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=70 + device.index))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 80 + index, raising=False)
@@ -226,7 +219,7 @@ def test_the_current_stream_is_known_with_and_without_torchs_short_way(monkeypat
     assert current_stream(device) == 71
 
 
-CALLS: dict[str, Callable[[Tensor], Any]] = dict(
+CALLS = dict(
     cache=cached,
     pages=paged,
     kvcache=stepped,
@@ -239,7 +232,7 @@ CALLS: dict[str, Callable[[Tensor], Any]] = dict(
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_torchs_default_device_has_no_say(name: str) -> None:
+def test_torchs_default_device_has_no_say(name):
     x, found = torch.randn(1, 12, 2, 4), []
     for device in ("meta", "cpu"):
         with torch.device(device):

@@ -1,6 +1,4 @@
-"""Environment variables are read at each use."""
-
-from __future__ import annotations
+"""Environment variables."""
 
 import pytest
 
@@ -9,7 +7,7 @@ from dilkit.selector import requested_backends, select
 
 
 @pytest.mark.parametrize("has_raw_names", [True, False])
-def test_a_change_takes_effect_at_once(monkeypatch: pytest.MonkeyPatch, has_raw_names: bool) -> None:
+def test_a_change_takes_effect_at_once(monkeypatch, has_raw_names):
     if not has_raw_names:  # as in a Python whose `os.environ` is made differently
         monkeypatch.setattr(environment, "_RAW", None)
     monkeypatch.delenv("DILKIT_BACKEND", raising=False)
@@ -31,14 +29,14 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("variable", environment.VARIABLES, ids=lambda variable: variable.name)
-def test_nonsense_raises_where_a_backend_is_chosen(variable: environment.Variable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nonsense_raises_where_a_backend_is_chosen(variable, monkeypatch):
     monkeypatch.setenv(variable.name, NONSENSE[variable])
     problem = Problem(pattern=Pattern([len(variable.name)], [1]), seq=8, heads=1, head_dim=8)
     with pytest.raises(ValueError, match=f"{variable.name}='{NONSENSE[variable]}'"):
         select(problem, requested_backends())
 
 
-def test_a_misspelt_name_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misspelt_name_is_said_once(monkeypatch):
     monkeypatch.setattr(environment, "_warned", set())
     monkeypatch.setenv("DILKIT_CACHE_BYTE", "0")
     monkeypatch.setenv("DILKIT_PLUGIN_OF_MINE", "0")  # nobody's misspelling

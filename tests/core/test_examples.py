@@ -55,7 +55,7 @@ def own_methods(kind: type) -> dict[str, object]:
     }
 
 
-def examples(value: object, name: str) -> doctest.DocTest:
+def examples(value, name: str) -> doctest.DocTest:
     """Return a docstring's examples, which start without names, so that a reader can copy them."""
     return PARSER.get_doctest(inspect.cleandoc(value.__doc__ or ""), {}, name, None, 0)
 

@@ -1,7 +1,5 @@
 """Files are read only where that ends, and written whole or not at all."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

@@ -1,6 +1,4 @@
-"""Modules with their heads over ranks, as torch's tensor parallelism divides them: what one rank finds."""
-
-from __future__ import annotations
+"""Modules with their heads over ranks, as torch's tensor parallelism divides them."""
 
 import copy
 import re
@@ -48,7 +46,7 @@ FEW = Pattern(*SEGMENTS, heads=[(0, 2), (0, 1), (0, 2)])  # heads of later ranks
 WINDOW = Pattern.of(SlidingWindow(9))
 ORDERS = [order((5, 8)), order((5, 8), "snake"), order((5, 8), "morton")]
 
-LAYERS: dict[str, tuple[DilatedAttention, dict[str, Any]]] = {
+LAYERS = {
     "modulo": (DilatedAttention(MODULO), dict(rotary=True, is_causal=True)),
     "block, grouped": (DilatedAttention(BLOCK), dict(num_kv_heads=4, sink=True)),
     "ranges": (DilatedAttention(RANGES), dict(layer_norm=True, bias=False)),
@@ -59,8 +57,7 @@ LAYERS: dict[str, tuple[DilatedAttention, dict[str, Any]]] = {
     "orders, alike": (DilatedAttention(WINDOW, orders=ORDERS), {}),
     "tails": (DilatedAttention(ZEROS), {}),
 }
-"""The inner attention and options of a layer."""
-BARE: dict[str, tuple[Pattern, int, dict[str, Any]]] = {
+BARE = {
     "modulo": (MODULO, HEADS, {}),
     "block, grouped": (BLOCK, 4, dict(is_causal=True)),
     "ranges": (RANGES, 4, {}),
@@ -68,14 +65,13 @@ BARE: dict[str, tuple[Pattern, int, dict[str, Any]]] = {
     "dropout, alike": (WINDOW, 4, dict(dropout_p=0.3)),
     "alike": (WINDOW, HEADS, {}),
 }
-"""The pattern of an inner attention, its number of key/value heads, and options of its call."""
 HALVES = "block, grouped", "blocks by head", "modulo"
 """Those that two ranks try in bfloat16; more ranks try all."""
 PLAN = dict(q=ColwiseParallel(), k=ColwiseParallel(), v=ColwiseParallel(), inner=HeadParallel(), out=RowwiseParallel())
 
 
 class Bare(nn.Module):
-    def __init__(self, inner: nn.Module, kv_heads: int, options: dict[str, Any]) -> None:
+    def __init__(self, inner: nn.Module, kv_heads: int, options: dict[str, Any]):
         super().__init__()
         width = kv_heads * EMBED // HEADS
         self.q, self.v, self.out = nn.Linear(EMBED, EMBED), nn.Linear(EMBED, width), nn.Linear(EMBED, EMBED)
@@ -89,7 +85,7 @@ class Bare(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, inner: nn.Module, **options: Any) -> None:
+    def __init__(self, inner: nn.Module, **options):
         super().__init__()
         self.attn = MultiheadDilatedAttention(EMBED, HEADS, inner, **options)
 
@@ -109,7 +105,7 @@ def drawn(make: Callable[[], nn.Module], dtype: torch.dtype = torch.float32) -> 
     return made.to(dtype)
 
 
-def close(found: Tensor, expected: Tensor, what: str) -> None:
+def close(found: Tensor, expected: Tensor, what: str):
     """Compare by the norm: sums that cancel have no precision of their own."""
     limit = 1e-5 if expected.dtype == torch.float32 else 3e-2
     size, apart = (torch.linalg.vector_norm(x.detach().double()).item() for x in (expected, found - expected))
@@ -138,14 +134,13 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def close_gradients(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor], what: str) -> None:
+def close_gradients(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor], what: str):
     assert mine.keys() == theirs.keys()
     for name, gradient in theirs.items():
         close(mine[name], gradient, f"{what}: gradient of {name}")
 
 
-def same(what: str, make: Callable[[], nn.Module], plan: Any, mesh: DeviceMesh, dtype: torch.dtype) -> nn.Module:
-    """Hold a divided module to one rank: logits, gradients, and parameters after two steps."""
+def same(what: str, make: Callable[[], nn.Module], plan, mesh: DeviceMesh, dtype: torch.dtype) -> nn.Module:
     alone, split = drawn(make, dtype), parallelize_module(drawn(make, dtype), mesh, plan)
     layer = alone.attn if isinstance(alone, Layer) else None
     widths = [EMBED] if layer is None or layer.kdim == EMBED else [EMBED, layer.kdim, layer.vdim]
@@ -161,7 +156,7 @@ def same(what: str, make: Callable[[], nn.Module], plan: Any, mesh: DeviceMesh, 
     return split
 
 
-def all_cases(mesh: DeviceMesh, ranks: int) -> None:
+def all_cases(mesh: DeviceMesh, ranks: int):
     """Hold every layer and bare attention to one rank: two ranks in float32, and some in bfloat16; four in both."""
     for dtype in (torch.float32, torch.bfloat16):
         chosen = HALVES if ranks == 2 and dtype == torch.bfloat16 else {**LAYERS, **BARE}.keys()
@@ -180,12 +175,12 @@ X = torch.randn(2, SEQ, EMBED, generator=torch.Generator().manual_seed(5))
 GROUPED = dict(num_kv_heads=4, rotary=True, is_causal=True, sink=True, layer_norm=True)
 
 
-def pair(mesh: DeviceMesh, pattern: Pattern = RANGES, **options: Any) -> tuple[Any, Any]:
+def pair(mesh: DeviceMesh, pattern: Pattern = RANGES, **options) -> tuple[Any, Any]:
     alone, split = (drawn(lambda: Layer(DilatedAttention(pattern), **options)).attn for _ in range(2))
     return alone, parallelize_module(split, mesh, HeadParallel())
 
 
-def calls(mesh: DeviceMesh) -> None:
+def calls(mesh: DeviceMesh):
     alone, split = pair(mesh, **GROUPED)
     starts, ignored = torch.tensor([0, 13, SEQ], dtype=torch.int32), torch.zeros(2, SEQ, dtype=torch.bool)
     ignored[1, 30:] = True
@@ -207,7 +202,7 @@ def calls(mesh: DeviceMesh) -> None:
         close(torch.cat(steps, 1), alone(X)[0], "from a cache")
 
 
-def biases(mesh: DeviceMesh) -> None:
+def biases(mesh: DeviceMesh):
     slopes = torch.randn(HEADS, generator=torch.Generator().manual_seed(6))
 
     def layer():
@@ -228,7 +223,7 @@ def biases(mesh: DeviceMesh) -> None:
     close(saved, alone.state_dict()["attention.bias_weights"], "the state dict of a bias")
 
 
-def shared(mesh: DeviceMesh) -> None:
+def shared(mesh: DeviceMesh):
     """Layers with a shared bias and projections still share them; an optimizer makes one step of each."""
     bias = RelativeTable(nn.Parameter(torch.zeros(HEADS, 9)))
 
@@ -252,7 +247,7 @@ def shared(mesh: DeviceMesh) -> None:
     close(packed, steps[1]["one.in_proj_weight"], "shared projections after two steps")
 
 
-def dropout_from_now_on(mesh: DeviceMesh) -> None:
+def dropout_from_now_on(mesh: DeviceMesh):
     """A layer that drops no weights when its heads are divided, and does later on."""
     outs = []
     for one in pair(mesh, WINDOW):
@@ -262,7 +257,7 @@ def dropout_from_now_on(mesh: DeviceMesh) -> None:
     close(outs[1], outs[0], "dropout from now on")
 
 
-def states(mesh: DeviceMesh, folder: Path) -> None:
+def states(mesh: DeviceMesh, folder: Path):
     alone, split = pair(mesh, BLOCK, layer_norm=True)
     full = get_model_state_dict(split, options=StateDictOptions(full_state_dict=True))
     again = MultiheadDilatedAttention(EMBED, HEADS, DilatedAttention(BLOCK), layer_norm=True)
@@ -289,7 +284,7 @@ def states(mesh: DeviceMesh, folder: Path) -> None:
         set_model_state_dict(other, dict(alone.state_dict()), options=StateDictOptions(full_state_dict=True))
 
 
-def refusals(mesh: DeviceMesh) -> None:
+def refusals(mesh: DeviceMesh):
     def refused(module, match, error=ValueError, onto=mesh):
         with pytest.raises(error, match=match):
             parallelize_module(module, onto, HeadParallel())
@@ -337,7 +332,7 @@ def refusals(mesh: DeviceMesh) -> None:
         pair(mesh, BLOCK)[1].to_torchscale_state_dict()
 
 
-def compiled(mesh: DeviceMesh) -> None:
+def compiled(mesh: DeviceMesh):
     alone, split = (drawn(lambda: Layer(DilatedAttention(RANGES), **GROUPED)) for _ in range(2))
     parallelize_module(split, mesh, {"attn": HeadParallel()})
     split.compile(backend="aot_eager", fullgraph=True)
@@ -352,7 +347,7 @@ def compiled(mesh: DeviceMesh) -> None:
     close(split(X), alone(X), "compiled then")
 
 
-def two_dimensions() -> None:
+def two_dimensions():
     """Heads over two ranks, and over two others the rows of sequences, or sequences under FSDP."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("other", "tp"))
     rank, comm = mesh["other"].get_local_rank(), TorchComm(mesh["other"].get_group())
@@ -373,7 +368,7 @@ def two_dimensions() -> None:
         close_gradients({name: 2 * x for name, x in gradients(fsdp).items()}, gradients(alone), "FSDP, which averages")
 
 
-def data_parallel(mesh: DeviceMesh, folder: Path) -> None:
+def data_parallel(mesh: DeviceMesh, folder: Path):
     """Compare DDP, and FSDP with each child by itself, with the gradients of one rank; save and load."""
 
     def model():
@@ -404,13 +399,13 @@ def data_parallel(mesh: DeviceMesh, folder: Path) -> None:
     assert all(torch.equal(x, saved[name]) for name, x in whole(again.state_dict()).items())
 
 
-def page() -> None:
+def page():
     text = (ROOT / "docs" / "ranks.md").read_text()
     (program,) = re.findall(r'^```python title="heads.py"\n(.*?)^```', text, re.MULTILINE | re.DOTALL)
     exec(compile(program, "heads.py", "exec"), {})
 
 
-def on_rank(comm: Comm, folder: Path) -> None:
+def on_rank(comm: Comm, folder: Path):
     mesh = init_device_mesh("cpu", (comm.size,), mesh_dim_names=("tp",))
     all_cases(mesh, comm.size)
     calls(mesh)
@@ -428,5 +423,5 @@ def on_rank(comm: Comm, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_heads_over_ranks_are_those_of_one(ranks: int, tmp_path: Path) -> None:
+def test_heads_over_ranks_are_those_of_one(ranks, tmp_path):
     launch.run("gloo", ranks, on_rank, tmp_path)

@@ -1,10 +1,6 @@
 """What is too large is refused before it costs anything, in few words that name the limit."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +12,7 @@ from dilkit.pattern.kinds.global_tokens import MOST_POSITIONS
 LONG, LONGER = 10**3999, 10**5000
 """Python writes the first; of the second it says that it does not write integers of more than 4,300 digits."""
 
-WORDS: dict[str, Callable[[Any], Any]] = {
+WORDS = {
     "a length": lambda value: Pattern([value], [1]),
     "a length in JSON": lambda value: Pattern.from_json(f'{{"segment_lengths":[1{"0" * 4000}],"dilation_rates":[1]}}'),
     "lengths": lambda value: Pattern(str(value)[:4000] if value == LONG else "8" * 5000, [1]),
@@ -36,18 +32,18 @@ WORDS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("value", [LONG, LONGER], ids=["long", "longer"])
 @pytest.mark.parametrize("call", WORDS.values(), ids=WORDS)
-def test_errors_do_not_repeat_a_long_value(call: Callable[[Any], Any], value: int) -> None:
+def test_errors_do_not_repeat_a_long_value(call, value):
     with pytest.raises((TypeError, ValueError)) as caught:
         call(value)
     assert len(str(caught.value)) < 600
     assert "set_int_max_str_digits" not in str(caught.value)
 
 
-def test_as_many_as_may_be_are_taken() -> None:
+def test_as_many_as_may_be_are_taken():
     assert len(Pattern([16] * MOST_BRANCHES, [1] * MOST_BRANCHES).branches) == MOST_BRANCHES
     assert GlobalTokens(range(MOST_POSITIONS)) == GlobalTokens(MOST_POSITIONS)
 
 
-def test_more_random_blocks_than_there_are_fill_the_rows_and_end() -> None:
+def test_more_random_blocks_than_there_are_fill_the_rows_and_end():
     assert BlockSparse.bigbird(9, 4, random_blocks=10**9).layout.array().all()
     assert np.array_equal(*(BlockSparse.bigbird(40, 4, random_blocks=n).layout.array() for n in (40, 41)))

@@ -1,18 +1,15 @@
-"""The forms of a pattern: together they show the count, and with overlap="once" each pair once."""
+"""The forms of a pattern against its count."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from helpers.odd_kinds import Reach
-from helpers.strategies import Heads, mixes_with_heads, neighborhoods
+from helpers.strategies import mixes_with_heads, neighborhoods
 from hypothesis import example, given, settings, strategies as st
 from numpy.typing import NDArray
 
 from dilkit import BlockSparse, DilatedSegment, Documents, GlobalTokens, Neighborhood, Pattern, Prefix, SlidingWindow, Strided
-from dilkit.pattern import Branch
 from dilkit.pattern.lowering import Band, CutGrid, Form, Global, Grid, Runs, RunTable, Segments, lower
 
 Bools = NDArray[np.bool_]
@@ -62,7 +59,7 @@ def grid(form: Grid, head: int, seq: int) -> Bools:
     return Pattern.of(branch).count(seq, 1)[0].numpy().astype(bool)
 
 
-SHOWN: dict[type[Form], Callable[..., Bools]] = {
+SHOWN = {
     Segments: segments,
     Band: band,
     Global: to_all,
@@ -90,7 +87,7 @@ def count_of(forms: Sequence[Form], heads: int, seq: int) -> NDArray[np.int64]:
 
 @given(mixes_with_heads(), st.integers(0, 26))
 @example((Pattern.of(Prefix(1), Documents([30]), overlap="once"), (1, 1)), 2)
-def test_forms_show_the_count(drawn: tuple[Pattern, Heads], seq: int) -> None:
+def test_forms_show_the_count(drawn, seq):
     pattern, (heads, kv_heads) = drawn
     forms = lower(pattern, seq, heads, kv_heads)
     if "unlowered" in forms.names:  # what is left beside a prefix
@@ -111,14 +108,14 @@ def test_forms_show_the_count(drawn: tuple[Pattern, Heads], seq: int) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("overlap", ["count", "once"])
-def test_bands_that_reach_farther_on_one_side(branches: tuple[Branch, ...], overlap: str) -> None:
+def test_bands_that_reach_farther_on_one_side(branches, overlap):
     pattern = Pattern.of(*branches, overlap=overlap)
     np.testing.assert_array_equal(count_of(lower(pattern, 26, 3), 3, 26), pattern.count(26, 3).numpy())
 
 
 @settings(max_examples=40, deadline=None)
 @given(neighborhoods(heads=3, tokens=40), st.sampled_from(["count", "once"]))
-def test_forms_show_the_count_on_a_grid(drawn: Pattern, overlap: str) -> None:
+def test_forms_show_the_count_on_a_grid(drawn, overlap):
     seq = drawn.max_seq
     others = DilatedSegment(7, 2), SlidingWindow(3), GlobalTokens([1]), Strided(4, heads=(0, 2)), Neighborhood(seq, 1)
     blocks = BlockSparse(np.eye(seq // 3 + 1, dtype=bool), 3), BlockSparse(np.eye(seq, dtype=bool), 1)
@@ -136,12 +133,12 @@ def test_forms_show_the_count_on_a_grid(drawn: Pattern, overlap: str) -> None:
         ((Strided(4), Strided(2), SlidingWindow(5)), [0, 5]),
     ],
 )
-def test_a_band_begins_where_a_narrower_one_ends(branches: tuple[SlidingWindow, ...], begins: list[int]) -> None:
+def test_a_band_begins_where_a_narrower_one_ends(branches, begins):
     forms = lower(Pattern.of(*branches, overlap="once"), 64, 1)
     assert [form.first for form in forms if isinstance(form, Band)] == begins
 
 
-def test_numbers_are_cut_to_what_fits() -> None:
+def test_numbers_are_cut_to_what_fits():
     most = 2**63 - 1
     (segment, stride, tokens) = lower(Pattern.of(DilatedSegment(most, most), Strided(most), GlobalTokens(most)), 64, 1)
     assert isinstance(segment, Segments)

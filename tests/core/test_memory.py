@@ -1,6 +1,4 @@
-"""Peak memory, of functions that allocate a known amount."""
-
-from __future__ import annotations
+"""Peak memory."""
 
 from pathlib import Path
 
@@ -27,7 +25,7 @@ TOLERANCE = MIB + huge_page()
 
 
 @pytest.fixture
-def measurable() -> None:
+def measurable():
     try:
         peak_memory(lambda: None)
     except MeasureError as error:
@@ -67,7 +65,7 @@ def python_bytes() -> bytes:
         (lambda: None, 0, 0),
     ],
 )
-def test_peak_memory_of_known_allocations(function, expected, rounding) -> None:
+def test_peak_memory_of_known_allocations(function, expected, rounding):
     function()  # the code of an operator is read into memory at its first call
     peaks = [peak_memory(function) for _ in range(3)]  # memory that the allocator kept from one call must not hide the next one's
     assert expected * MIB - TOLERANCE < min(peaks) < (expected + rounding) * MIB + TOLERANCE  # other threads may add to the rest
@@ -75,12 +73,12 @@ def test_peak_memory_of_known_allocations(function, expected, rounding) -> None:
 
 
 @pytest.mark.usefixtures("measurable")
-def test_peak_memory_does_not_count_what_was_there_before() -> None:
+def test_peak_memory_does_not_count_what_was_there_before():
     held = [mebibytes(48)]
     assert peak_memory(held.clear) == pytest.approx(0, abs=TOLERANCE)
 
 
-def test_peak_memory_says_why_it_cannot_be_measured(monkeypatch) -> None:
+def test_peak_memory_says_why_it_cannot_be_measured(monkeypatch):
     monkeypatch.setattr(memory.sys, "platform", "darwin")
     memory._check_resident_method.cache_clear()
     with pytest.raises(MeasureError, match="Linux"):
@@ -88,7 +86,7 @@ def test_peak_memory_says_why_it_cannot_be_measured(monkeypatch) -> None:
     memory._check_resident_method.cache_clear()
 
 
-def check_with_peaks(monkeypatch: pytest.MonkeyPatch, peaks: list[int]) -> None:
+def check_with_peaks(monkeypatch, peaks: list[int]):
     monkeypatch.setattr(memory, "_resident_peak", lambda function: peaks.pop(0))
     monkeypatch.setattr(memory.sys, "platform", "linux")
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: type("Libc", (), {"malloc_trim": None}))
@@ -99,10 +97,10 @@ def check_with_peaks(monkeypatch: pytest.MonkeyPatch, peaks: list[int]) -> None:
         memory._check_resident_method.cache_clear()
 
 
-def test_an_allocator_that_hides_memory_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_allocator_that_hides_memory_is_found_out(monkeypatch):
     with pytest.raises(MeasureError, match="known 32 MiB was seen as 0"):
         check_with_peaks(monkeypatch, [32 * MIB] + [0] * 9)
 
 
-def test_one_try_that_another_thread_spoils_does_not_end_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_try_that_another_thread_spoils_does_not_end_measuring(monkeypatch):
     check_with_peaks(monkeypatch, [32 * MIB, 12 * MIB, 45 * MIB, 33 * MIB])

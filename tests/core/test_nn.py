@@ -1,4 +1,4 @@
-"""The modules: equal to nn.MultiheadAttention where the pattern is dense, to the oracle elsewhere, and good citizens of torch."""
+"""The torch modules."""
 
 import copy
 import warnings

@@ -1,7 +1,5 @@
 """The oracle against the definition computed row by row in numpy, sharing no code with it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -31,9 +29,7 @@ def drawn_inputs(seq: int, heads: Heads, seed: int) -> tuple[torch.Tensor, ...]:
     st.booleans(),
     st.sampled_from([None, 0.0, 0.7, -1.3]),
 )
-def test_oracle_is_a_softmax_over_repeated_keys(
-    drawn: tuple[Pattern, Heads], seq: int, is_causal: bool, masked: bool, scale: float | None
-) -> None:
+def test_oracle_is_a_softmax_over_repeated_keys(drawn, seq, is_causal, masked, scale):
     pattern, heads = drawn
     assume(is_causal or has_tokens(pattern, seq))
     q, k, v, mask = drawn_inputs(seq, heads, seed=seq)
@@ -48,7 +44,7 @@ def test_oracle_is_a_softmax_over_repeated_keys(
         np.testing.assert_allclose(got.numpy(), want, rtol=1e-12, atol=1e-12)
 
 
-def test_rows_that_see_nothing_are_zero_with_zero_gradients() -> None:
+def test_rows_that_see_nothing_are_zero_with_zero_gradients():
     q, k, v, mask = drawn_inputs(12, (4, 2), seed=0)
     mask[0] = True
     tensors = [x.requires_grad_() for x in (q, k, v)]
@@ -64,7 +60,7 @@ def test_rows_that_see_nothing_are_zero_with_zero_gradients() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_dtype_of_the_arithmetic_can_be_chosen(dtype: str) -> None:
+def test_the_dtype_of_the_arithmetic_can_be_chosen(dtype):
     q, k, v, _ = drawn_inputs(9, (2, 2), seed=1)
     exact, rough = (oracle_attention(q, k, v, Pattern([4], [2]), dtype=kind)[0] for kind in ("float64", dtype))
     assert rough.dtype == getattr(torch, dtype)

@@ -1,6 +1,4 @@
-"""The pattern: its count against the definition written as loops, and its life as a value."""
-
-from __future__ import annotations
+"""The pattern."""
 
 import dataclasses
 import pickle
@@ -13,13 +11,13 @@ from dilkit.pattern import WHOLE_SEQUENCE
 
 
 @pytest.mark.parametrize("offset", ["modulo", "block"])
-def test_flops_of_many_heads_need_no_loop_over_them(offset: str) -> None:
+def test_flops_of_many_heads_need_no_loop_over_them(offset):
     pattern = Pattern([16, 24], [4, 5], offset=offset)
     few, many = (pattern.flops(71, heads, 64, kv_heads=kv_heads) for heads, kv_heads in ((40, 20), (40 * 2**14, 20 * 2**14)))
     assert many == few * 2**14
 
 
-def test_a_pattern_is_frozen() -> None:
+def test_a_pattern_is_frozen():
     pattern = Pattern([4, 8], [3, 2], head_shard=(2, 8))
     for field in dataclasses.fields(pattern):
         with pytest.raises(dataclasses.FrozenInstanceError):
@@ -32,7 +30,7 @@ def test_a_pattern_is_frozen() -> None:
     ("heads", "ranges"),
     [(3, ((0, 1), (1, 2), (2, 3))), (7, ((0, 3), (3, 5), (5, 7))), (8, ((0, 3), (3, 6), (6, 8)))],
 )
-def test_head_split_deals_out_every_head_once(heads: int, ranges: tuple[tuple[int, int], ...]) -> None:
+def test_head_split_deals_out_every_head_once(heads, ranges):
     pattern = Pattern.head_split(iter([4, 8, 16]), [1, 2, 4], heads, offset="block")
     assert pattern.heads == ranges
     assert pattern.offset == "block"
@@ -40,7 +38,7 @@ def test_head_split_deals_out_every_head_once(heads: int, ranges: tuple[tuple[in
         assert sum(branch.serves(head) for branch in pattern.branches) == 1
 
 
-def test_branches_are_told_in_words() -> None:
+def test_branches_are_told_in_words():
     pattern = Pattern([2048, WHOLE_SEQUENCE], [1, 4], overlap="once", heads=[(0, 2), None])
     assert pattern.branches == (DilatedSegment(2048, 1, (0, 2)), DilatedSegment(WHOLE_SEQUENCE, 4))
     assert pattern.describe().splitlines() == [
@@ -50,7 +48,7 @@ def test_branches_are_told_in_words() -> None:
     ]
 
 
-def test_a_large_layout_is_told_by_its_digest() -> None:
+def test_a_large_layout_is_told_by_its_digest():
     assert str(Pattern.of(BlockSparse([[True]], 8))) == "Pattern.of(BlockSparse(<1 x 1 x 1 blocks, 1 of 1 seen, 76be8b52>, 8))"
 
 

@@ -1,7 +1,4 @@
-"""A backend from outside: installed beside dilkit it is found everywhere, and a broken one takes nothing down.
-
-The good one is the package that docs/adding-a-backend.md makes, step by step.
-"""
+"""A backend from outside, the package of docs/adding-a-backend.md, is found everywhere; a broken one does no harm."""
 
 import json
 import re
@@ -94,7 +91,6 @@ def test_the_commands_of_the_page_run_and_know_it(site, tmp_path, command):
 
 @pytest.mark.slow
 def test_the_conformance_suite_takes_it_in(site, tmp_path):
-    """The new backend has the same cases as ours in the unchanged suite, and passes them."""
     pytest_here = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "")
     options = dict(cwd=ROOT, python_path=site, OMP_NUM_THREADS="1")
     listed = succeed(*pytest_here, "--collect-only", "tests/backends/test_conformance.py", **options).splitlines()

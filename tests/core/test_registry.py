@@ -1,13 +1,10 @@
-"""The registry: plug-ins are foreign code, and none of them may take the program down."""
-
-from __future__ import annotations
+"""The registry."""
 
 import inspect
 import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -22,17 +19,16 @@ class Fine(Backend):
     name = "fine"
     limits = Limits(devices=None)
 
-    def forward(self, *args: Any) -> Any:
+    def forward(self, *args):
         raise NotImplementedError
 
 
-def made(name: str = "fine", /, **attributes: Any) -> type[Backend]:
+def made(name: str = "fine", /, **attributes) -> type[Backend]:
     return type(name.title(), (Fine,), {"name": name, **attributes})
 
 
 @pytest.fixture
-def declare(monkeypatch: pytest.MonkeyPatch) -> Declare:
-    """Make `declare(name=thing, ...)` set the declared backends; exceptions are raised on import."""
+def declare(monkeypatch) -> Declare:
     monkeypatch.setattr(registry, "_declared", None)
     monkeypatch.setattr(registry, "_registered", {})
 
@@ -74,7 +70,7 @@ def raising(error: BaseException) -> Callable[[], Backend]:
         (type("Half", (Backend,), {"name": "plugin"}), "TypeError: Can't instantiate abstract class Half"),
     ],
 )
-def test_a_broken_plugin_is_reported_and_hides_no_other(declare: Declare, thing: Any, error: str) -> None:
+def test_a_broken_plugin_is_reported_and_hides_no_other(declare, thing, error):
     declare(plugin=thing, fine=made())
     known = backends()
     assert list(known) == ["fine", "plugin"]
@@ -86,7 +82,7 @@ def test_a_broken_plugin_is_reported_and_hides_no_other(declare: Declare, thing:
     assert list_backends() == ("fine", "plugin")
 
 
-def test_a_module_that_cannot_be_imported(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_cannot_be_imported(declare, monkeypatch):
     points = [
         EntryPoint("absent", "dilkit_no_such_module:Backend", registry.GROUP),
         EntryPoint("odd", "not a reference", registry.GROUP),
@@ -98,7 +94,7 @@ def test_a_module_that_cannot_be_imported(declare: Declare, monkeypatch: pytest.
     assert isinstance(broken["odd"], Broken)
 
 
-def test_the_second_of_a_name_is_broken_and_the_first_stays(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_of_a_name_is_broken_and_the_first_stays(declare, monkeypatch):
     declare(fine=made(), late=made("late"), worse=raising(OSError("gone")))
     ours, late, worse = registry.entry_points(group=registry.GROUP)
     twins = [EntryPoint("fine", late.value, registry.GROUP), EntryPoint("fine", worse.value, registry.GROUP), ours]
@@ -113,7 +109,7 @@ def test_the_second_of_a_name_is_broken_and_the_first_stays(declare: Declare, mo
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_an_interrupted_load_leaves_no_half_list(declare: Declare, error: type[BaseException]) -> None:
+def test_an_interrupted_load_leaves_no_half_list(declare, error):
     interrupts = [error()]
 
     def construct():
@@ -127,7 +123,7 @@ def test_an_interrupted_load_leaves_no_half_list(declare: Declare, error: type[B
     assert list_backends() == ("fine", "slow")
 
 
-def test_a_plugin_may_ask_for_the_list_while_it_is_loaded(declare: Declare) -> None:
+def test_a_plugin_may_ask_for_the_list_while_it_is_loaded(declare):
     seen: list[tuple[str, ...]] = []
 
     class Curious(Fine):
@@ -141,12 +137,12 @@ def test_a_plugin_may_ask_for_the_list_while_it_is_loaded(declare: Declare) -> N
     assert seen == [("acme",)]
 
 
-def test_the_list_is_in_order_of_preference(declare: Declare) -> None:
+def test_the_list_is_in_order_of_preference(declare):
     declare(b=made("b"), a=made("a"), best=made("best", priority=5), worst=made("worst", priority=-5), aa=raising(ValueError()))
     assert list_backends() == ("best", "a", "b", "worst", "aa")
 
 
-def test_a_registered_backend_hides_the_declared_one_until_it_goes(declare: Declare) -> None:
+def test_a_registered_backend_hides_the_declared_one_until_it_goes(declare):
     declare(fine=made())
     declared = backends()["fine"]
     newer, other = made()(), made("other")()
@@ -164,13 +160,13 @@ def test_a_registered_backend_hides_the_declared_one_until_it_goes(declare: Decl
         unregister_backend("fine")
 
 
-def test_what_is_returned_can_be_changed_without_harm() -> None:
+def test_what_is_returned_can_be_changed_without_harm():
     before = dilkit.list_backends()
     backends().clear()
     assert dilkit.list_backends() == before
 
 
-def test_a_backend_cannot_write_to_the_terminal_by_its_texts() -> None:
+def test_a_backend_cannot_write_to_the_terminal_by_its_texts():
     def loudly(self, problem):
         raise RuntimeError("\x1b[2J\x1b[31mred\rover")
 
@@ -184,7 +180,7 @@ def test_a_backend_cannot_write_to_the_terminal_by_its_texts() -> None:
         register_backend(made("\x1b[31m")())
 
 
-def test_a_first_call_on_a_stack_that_is_nearly_full(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_call_on_a_stack_that_is_nearly_full(declare, monkeypatch):
     """It fails, or finds all backends; it does not leave them broken for want of frames."""
 
     def hungry(frames=120):

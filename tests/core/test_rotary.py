@@ -1,4 +1,4 @@
-"""Rotary positions against the formula in complex numbers, and what they are for: scores that depend on distances only."""
+"""Rotary positions against the formula in complex numbers, and what they are for."""
 
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Counts in characters and colours."""
 
-from __future__ import annotations
-
 import pytest
 
 from dilkit import Pattern
@@ -9,7 +7,7 @@ from dilkit.viz import draw_count
 from dilkit.viz.counts import coloured
 
 
-def test_colours_show_two_rows_a_line() -> None:
+def test_colours_show_two_rows_a_line():
     lines = coloured([[0, 1], [1, 0], [2, 2]])
     assert [line.count("\u2580") for line in lines] == [2, 2]
     assert all(line.endswith("\033[0m") for line in lines)
@@ -17,7 +15,7 @@ def test_colours_show_two_rows_a_line() -> None:
 
 
 @pytest.mark.parametrize("heads", [1, 5])
-def test_a_title_of_several_lines_leaves_room_for_all_labels(heads: int) -> None:
+def test_a_title_of_several_lines_leaves_room_for_all_labels(heads):
     figures = pytest.importorskip("matplotlib.figure")
     agg = pytest.importorskip("matplotlib.backends.backend_agg")
     figure = figures.Figure(layout="constrained")

@@ -1,6 +1,4 @@
-"""The weights of attention: columns summed and rows by themselves, against those of the oracle."""
-
-from __future__ import annotations
+"""The weights of attention."""
 
 import pytest
 import torch
@@ -42,7 +40,6 @@ def drawn(kv_heads=4, dim=6, **options):
 
 
 def all_weights(query, key, pattern, options):
-    """`(batch, heads, seq, seq)`: the results of the oracle for values that are the columns of a unit matrix."""
     unit = torch.eye(SEQ, dtype=torch.float64)[None, :, None].expand(2, SEQ, key.shape[2], SEQ)
     return oracle_attention(query, key, unit, pattern, **options)[0].transpose(1, 2)
 

@@ -4,8 +4,6 @@ DilatedCache, dilated_cache(), DynamicCache      all slots at one pace
 PagedCache, dilated_attention_with_kvcache       each slot at its own
 """
 
-from __future__ import annotations
-
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -24,7 +22,6 @@ from dilkit.testing.problems import Case
 from dilkit.testing.tensors import Tensors
 
 Rows = tuple[Tensor, Tensor, Tensor]
-"""Query, key and value of all sequences, `(batch, seq, heads, head_dim)`."""
 ROOMY = 1 << 22
 """Bytes of a pool that is never full."""
 
@@ -37,7 +34,7 @@ class Slots(ABC):
 
     at_one_pace: ClassVar[bool] = True
 
-    def __init__(self, case: Case, tensors: Tensors, options: dict[str, Any], rollback: int | None) -> None:
+    def __init__(self, case: Case, tensors: Tensors, options: dict[str, Any], rollback: int | None):
         self.case, self.tensors, self.options, self.rollback = case, tensors, options, rollback
         self.sizes = case.heads, case.kv_heads or case.heads, case.head_dim
         self.texts = list(range(len(tensors.query)))
@@ -48,14 +45,14 @@ class Slots(ABC):
         """Return the attention of the next `counts[i]` tokens of each slot, taken from `rows`, `(count, heads, head_dim)`."""
 
     @abstractmethod
-    def crop(self, slot: int, length: int) -> None:
+    def crop(self, slot: int, length: int):
         """Forget all tokens of a slot, or of all where these have one pace, but the first `length`."""
 
     @abstractmethod
-    def move(self, order: list[int], how: int) -> None:
+    def move(self, order: list[int], how: int):
         """Make slot i what slot `order[i]` was; `how`: a number that chooses another way to copy the cache, too."""
 
-    def close(self) -> None:  # noqa: B027 (most have nothing to give back)
+    def close(self):  # noqa: B027 (most have nothing to give back)
         """Give everything back."""
 
     def bias(self, texts: Sequence[int], length: int) -> Bias | None:
@@ -80,7 +77,7 @@ class _OnePace(Slots):
 
 
 class OfDilatedCache(_OnePace):
-    def __init__(self, case: Case, tensors: Tensors, options: dict[str, Any], rollback: int, stored: str | None) -> None:
+    def __init__(self, case: Case, tensors: Tensors, options: dict[str, Any], rollback: int, stored: str | None):
         shortest = min(branch.forgets_every for branch in case.pattern.branches)
         super().__init__(case, tensors, options, min(rollback, shortest))
         self.cache = DilatedCache(case.pattern, self.sizes[1], rollback=min(rollback, shortest), stored=stored)
@@ -88,10 +85,10 @@ class OfDilatedCache(_OnePace):
     def attend_batch(self, rows: list[Tensor], bias: Bias | None) -> Tensor:
         return self.cache.attend(*rows, bias=bias, **self.options)
 
-    def crop(self, slot: int, length: int) -> None:
+    def crop(self, slot: int, length: int):
         self.cache.crop(length)
 
-    def move(self, order: list[int], how: int) -> None:
+    def move(self, order: list[int], how: int):
         if how % 3 == 0:
             self.cache = copy.copy(self.cache)
         elif how % 3 == 1:
@@ -105,7 +102,7 @@ class OfDilatedCache(_OnePace):
 class _OfTransformers(_OnePace):
     """A cache of transformers, read by the attention function that `register` gives it."""
 
-    def __init__(self, case: Case, tensors: Tensors, options: dict[str, Any], rollback: int | None, cache: Any) -> None:
+    def __init__(self, case: Case, tensors: Tensors, options: dict[str, Any], rollback: int | None, cache):
         super().__init__(case, tensors, options, rollback)
         kv_heads = self.sizes[1] if case.pattern.head_shard is None else case.pattern.head_shard[1]
         heads = dict(num_attention_heads=case.heads // self.sizes[1] * kv_heads, num_key_value_heads=kv_heads)
@@ -121,10 +118,10 @@ class _OfTransformers(_OnePace):
         more |= dict(scaling=self.options["scale"], softcap=self.options["softcap"], s_aux=self.options["sink"])
         return attend(self.case.pattern, None, self.layer, query, keys, values, None, is_causal=True, **more)[0]
 
-    def crop(self, slot: int, length: int) -> None:
+    def crop(self, slot: int, length: int):
         self.cache.crop(length - self.seen[0])
 
-    def move(self, order: list[int], how: int) -> None:
+    def move(self, order: list[int], how: int):
         if how % 3 == 0:
             self.cache = copy.deepcopy(self.cache)
         if self.seen[0]:
@@ -136,15 +133,15 @@ class _Layer:
 
     layer_idx = 0
 
-    def __init__(self, config: SimpleNamespace) -> None:
+    def __init__(self, config: SimpleNamespace):
         self.config = config
 
-    def forward(self, hidden_states: Tensor) -> None:
+    def forward(self, hidden_states: Tensor):
         """Do nothing; the names of the arguments are read."""
 
 
 class OfDilatedLayer(_OfTransformers):
-    def __init__(self, case: Case, tensors: Tensors, options: dict[str, Any], rollback: int) -> None:
+    def __init__(self, case: Case, tensors: Tensors, options: dict[str, Any], rollback: int):
         from dilkit.integrations.transformers import dilated_cache
 
         own = min(rollback, *(branch.forgets_every for branch in case.pattern.branches))
@@ -152,7 +149,7 @@ class OfDilatedLayer(_OfTransformers):
 
 
 class OfDynamicCache(_OfTransformers):
-    def __init__(self, case: Case, tensors: Tensors, options: dict[str, Any]) -> None:
+    def __init__(self, case: Case, tensors: Tensors, options: dict[str, Any]):
         from transformers import DynamicCache
 
         super().__init__(case, tensors, options, None, DynamicCache())
@@ -172,7 +169,7 @@ class OfPagedCache(Slots):
         stored: str | None,
         page_rows: int,
         pages: int | None,
-    ) -> None:
+    ):
         super().__init__(case, tensors, options, rollback)
         dtype = tensors.query.dtype
         kept = dtype if stored is None else getattr(torch, stored)
@@ -195,16 +192,16 @@ class OfPagedCache(Slots):
             raise
         return list(torch.split(out, list(counts)))
 
-    def crop(self, slot: int, length: int) -> None:
+    def crop(self, slot: int, length: int):
         self.cache.crop(self.numbers[slot], length)
 
-    def move(self, order: list[int], how: int) -> None:
+    def move(self, order: list[int], how: int):
         if how % 3 == 0:
             self.numbers[0], old = self.cache.fork(self.numbers[0]), self.numbers[0]
             self.cache.drop(old)
         self.cache.reorder(self.numbers, order)
 
-    def close(self) -> None:
+    def close(self):
         for number in self.numbers:
             self.cache.drop(number)
         assert self.cache.pool.free == self.cache.pool.pages, "pages have not come back"
@@ -215,7 +212,7 @@ class OfKvCache(Slots):
 
     at_one_pace = False
 
-    def __init__(self, case: Case, tensors: Tensors, options: dict[str, Any], side_by_side: bool) -> None:
+    def __init__(self, case: Case, tensors: Tensors, options: dict[str, Any], side_by_side: bool):
         super().__init__(case, tensors, options, None)
         sizes, dtype = (len(self.texts), case.seq, *self.sizes[1:]), tensors.query.dtype
         if side_by_side:
@@ -248,10 +245,10 @@ class OfKvCache(Slots):
         )
         return out.unbind()
 
-    def crop(self, slot: int, length: int) -> None:
+    def crop(self, slot: int, length: int):
         for cache in self.caches:
             cache[slot, length:] = torch.nan
 
-    def move(self, order: list[int], how: int) -> None:
+    def move(self, order: list[int], how: int):
         for cache in self.caches:
             cache.copy_(cache[order])

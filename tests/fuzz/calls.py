@@ -1,4 +1,4 @@
-"""Valid calls as plain data: how their tensors lie in memory, which way they take into dilkit, and what the oracle says."""
+"""Valid calls as plain data."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ from dilkit.testing.tensors import Tensors, make_tensors
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One call of dilated attention. `layouts` are those of query, key, value and dout; `wants` says which have gradients."""
-
     case: Case
     layouts: tuple[str, str, str, str] = ("plain",) * 4
     wants: tuple[bool, bool, bool] = (True, True, True)
@@ -107,7 +105,6 @@ MASK_LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 OF_PACKED = ("function", "function", "autocast", "checkpoint", "use_backend")
-"""The ways of packed sequences."""
 WAYS = ("function", "module", "operator", "vmap", "autocast", "checkpoint", "use_backend", "compiled", "compiled dynamic")
 HOOKS = ("none", "strided", "clone", "offload")
 
@@ -127,7 +124,7 @@ def saved(hooks: str) -> Iterator[None]:
 
 
 def attend(
-    call: Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sink: Tensor | None = None, bias: Any = None
+    call: Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sink: Tensor | None = None, bias=None
 ) -> tuple[Tensor, Tensor | None]:
     """`(out, lse)` by the way that the call takes; a module gives no `lse`. Scores are changed in the way "function" alone."""
     case, options = call.case, dict(is_causal=call.case.is_causal, key_padding_mask=mask, sink=sink)

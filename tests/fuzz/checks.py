@@ -1,6 +1,4 @@
-"""What steps demand of dilkit: right results, the same bits, and errors of the right kind that name the argument."""
-
-from __future__ import annotations
+"""Checks of steps: right results, equal bits, errors that name the argument."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,24 +19,23 @@ class Wrong(AssertionError):
     """A result that is not right, an error of the wrong kind, or none where one is due."""
 
 
-def require(right: bool, text: str) -> None:
+def require(right: bool, text: str):
     if not right:
         raise Wrong(text)
 
 
-def require_right(call: Call, tensors: Tensors, found: Any) -> None:
+def require_right(call: Call, tensors: Tensors, found):
     wrong = complaints(call, tensors, found)
     require(not wrong, "; ".join(wrong))
 
 
-def require_same(first: dict[str, Tensor], second: dict[str, Tensor], when: str) -> None:
+def require_same(first: dict[str, Tensor], second: dict[str, Tensor], when: str):
     bits = [{name: x.contiguous().view(torch.uint8) for name, x in results.items()} for results in (first, second)]
     other = [name for name, x in bits[0].items() if not torch.equal(x, bits[1][name])]
     require(not other, f"{', '.join(other)} differ {when}")
 
 
-def require_raises(action: Callable[[], Any], errors: tuple[type[Exception], ...], *names: str) -> None:
-    """Raise `Wrong` unless `action` raises one of `errors`, with one of `names`, if there are any, in its text."""
+def require_raises(action: Callable[[], Any], errors: tuple[type[Exception], ...], *names: str):
     try:
         action()
     except errors as error:
@@ -50,7 +47,7 @@ def require_raises(action: Callable[[], Any], errors: tuple[type[Exception], ...
         raise Wrong(f"nothing was raised: {errors[0].__name__} is due")
 
 
-def attempt(action: Callable[[], Any], errors: tuple[type[Exception], ...] = DOES_NOT_FIT) -> Any:
+def attempt(action: Callable[[], Any], errors: tuple[type[Exception], ...] = DOES_NOT_FIT):
     try:
         return action()
     except errors:

@@ -1,6 +1,4 @@
-"""The journal of a run: each step as one line of JSON, on disk before it begins, so that a crash leaves it behind."""
-
-from __future__ import annotations
+"""The journal of a run: each step as a line of JSON, on disk before it begins."""
 
 import hashlib
 import json
@@ -11,16 +9,14 @@ CORPUS = Path(__file__).parent / "corpus"
 
 
 class Journal:
-    """The steps of the run at hand, in a file that `begin` empties."""
-
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path):
         self.path = path
         self.begin()
 
-    def begin(self) -> None:
+    def begin(self):
         self.path.write_text("")
 
-    def write(self, step: dict[str, Any]) -> None:
+    def write(self, step: dict[str, Any]):
         with self.path.open("a") as file:
             file.write(json.dumps(step) + "\n")
 
@@ -29,7 +25,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def write(path: Path, steps: list[dict[str, Any]]) -> None:
+def write(path: Path, steps: list[dict[str, Any]]):
     path.write_text("".join(json.dumps(step) + "\n" for step in steps))
 
 

@@ -1,6 +1,4 @@
-"""The state machine: hypothesis chooses steps, the world performs them, and the journal has each before it begins."""
-
-from __future__ import annotations
+"""The state machine: hypothesis chooses steps, the world performs them."""
 
 import faulthandler
 from collections import Counter
@@ -19,22 +17,20 @@ HANGS_AFTER = 300
 
 
 class Machine(RuleBasedStateMachine):
-    """A run of steps in one world. Subclass it with a journal."""
-
     journal: ClassVar[Journal]
     performed: ClassVar[Counter[str]]
 
     @initialize()
-    def begin(self) -> None:
+    def begin(self):
         self.world = World()
         self.journal.begin()
         self.performed["runs"] += 1
 
-    def teardown(self) -> None:
+    def teardown(self):
         if hasattr(self, "world"):
             self.world.close()
 
-    def do(self, name: str, /, **arguments: Any) -> None:
+    def do(self, name: str, /, **arguments):
         step = dict(do=name, **arguments)
         self.journal.write(step)
         self.performed[name] += 1
@@ -47,29 +43,29 @@ class Machine(RuleBasedStateMachine):
         self.world.compared = 0
 
     @rule(setting=draw.settings)
-    def set_to(self, setting: tuple[str, str]) -> None:
+    def set_to(self, setting: tuple[str, str]):
         self.do("set_to", name=setting[0], value=setting[1])
 
     @rule()
-    def clear(self) -> None:
+    def clear(self):
         self.do("clear")
 
     @rule(call=draw.calls(may_score=True))
-    def call(self, call: draw.Data) -> None:
+    def call(self, call: draw.Data):
         self.do("call", call=call)
 
     @rule(call=draw.calls(longest=400, ways=("function", "operator"), may_score=True))
-    def long_call(self, call: draw.Data) -> None:
+    def long_call(self, call: draw.Data):
         self.do("call", call=call)
 
     @rule(call=draw.plain_calls, threads=st.integers(1, 5))
-    def again(self, call: draw.Data, threads: int) -> None:
+    def again(self, call: draw.Data, threads: int):
         self.do("again", call=call, threads=threads)
 
     @rule(
         calls=st.lists(draw.calls(ways=("function", "operator", "autocast")), min_size=2, max_size=4), clears=st.integers(0, 20)
     )
-    def together(self, calls: list[draw.Data], clears: int) -> None:
+    def together(self, calls: list[draw.Data], clears: int):
         self.do("together", calls=calls, clears=clears)
 
     @rule(
@@ -78,11 +74,11 @@ class Machine(RuleBasedStateMachine):
         fuse=st.sampled_from([True, True, False]),
         small=st.booleans(),
     )
-    def ranks(self, cut: tuple[draw.Data, list[int]], schedule: str, fuse: bool, small: bool) -> None:
+    def ranks(self, cut: tuple[draw.Data, list[int]], schedule: str, fuse: bool, small: bool):
         self.do("ranks", call=cut[0], cuts=cut[1], schedule=schedule, fuse_branches=fuse, small=small)
 
     @rule(call=draw.calls())
-    def forward(self, call: draw.Data) -> None:
+    def forward(self, call: draw.Data):
         self.do("forward", call=call)
 
     @rule(
@@ -90,67 +86,67 @@ class Machine(RuleBasedStateMachine):
         after=st.sampled_from(["nothing", "in place", "memory gone", "behind autograd", "other thread"]),
         which=st.integers(0, 9),
     )
-    def backward(self, at: int, after: str, which: int) -> None:
+    def backward(self, at: int, after: str, which: int):
         self.do("backward", at=at, after=after, which=which)
 
     @rule(call=draw.plain_calls, wrong=draw.wrong_arguments)
-    def wrong(self, call: draw.Data, wrong: tuple[str, str]) -> None:
+    def wrong(self, call: draw.Data, wrong: tuple[str, str]):
         self.do("wrong", call=call, argument=wrong[0], how=wrong[1])
 
     @rule(call=draw.plain_calls, at=st.integers(0, 9), how=draw.wrong_tensors, backward=st.booleans())
-    def wrong_operator(self, call: draw.Data, at: int, how: str, backward: bool) -> None:
+    def wrong_operator(self, call: draw.Data, at: int, how: str, backward: bool):
         self.do("wrong_operator", call=call, at=at, how=how, backward=backward)
 
     @rule(call=draw.plain_calls, at=st.integers(0, 200), cut=st.integers(0, 5), put=draw.texts)
-    def text(self, call: draw.Data, at: int, cut: int, put: str) -> None:
+    def text(self, call: draw.Data, at: int, cut: int, put: str):
         self.do("text", call=call, at=at, cut=cut, put=put)
 
     @rule(fields=draw.pattern_fields())
-    def pattern(self, fields: draw.Data) -> None:
+    def pattern(self, fields: draw.Data):
         self.do("pattern", fields=fields)
 
     @rule(call=draw.plain_calls, own=draw.own_kinds)
-    def kind(self, call: draw.Data, own: tuple[str, tuple[Any, ...]]) -> None:
+    def kind(self, call: draw.Data, own: tuple[str, tuple[Any, ...]]):
         self.do("kind", call=call, name=own[0], numbers=own[1])
 
     @rule(call=draw.plain_calls, tokens=st.integers(50, 59), mask=st.booleans())
-    def giant(self, call: draw.Data, tokens: int, mask: bool) -> None:
+    def giant(self, call: draw.Data, tokens: int, mask: bool):
         self.do("giant", call=call, tokens=tokens, mask=mask)
 
     @rule(fields=draw.problem_fields(), device=draw.devices)
-    def problem(self, fields: draw.Data, device: Any) -> None:
+    def problem(self, fields: draw.Data, device):
         self.do("problem", fields=fields, device=device)
 
     @rule(grid=draw.grids())
-    def order(self, grid: draw.Data) -> None:
+    def order(self, grid: draw.Data):
         self.do("order", **grid)
 
     @rule(perm=draw.permutations, extra_tokens=st.integers(0, 3))
-    def permutation(self, perm: list[int], extra_tokens: int) -> None:
+    def permutation(self, perm: list[int], extra_tokens: int):
         self.do("permutation", perm=perm, extra_tokens=extra_tokens)
 
     @rule(cloud=draw.clouds())
-    def points(self, cloud: draw.Data) -> None:
+    def points(self, cloud: draw.Data):
         self.do("points", **cloud)
 
     @rule(call=draw.plain_calls, shape=draw.sides, curves=draw.curves, cut=st.just(0) | st.integers(1, 60))
-    def ordered(self, call: draw.Data, shape: list[int], curves: list[str], cut: int) -> None:
+    def ordered(self, call: draw.Data, shape: list[int], curves: list[str], cut: int):
         self.do("ordered", call=call, shape=shape, curves=curves, cut=cut)
 
     @rule(cut=draw.calls_with_cuts(draw.plain_calls), rank=st.integers(0, 6), wrong=draw.wrong_on_a_rank)
-    def wrong_rank(self, cut: tuple[draw.Data, list[int]], rank: int, wrong: tuple[str, str]) -> None:
+    def wrong_rank(self, cut: tuple[draw.Data, list[int]], rank: int, wrong: tuple[str, str]):
         self.do("wrong_rank", call=cut[0], cuts=cut[1], rank=rank, argument=wrong[0], how=wrong[1])
 
     @rule(call=draw.calls_of_modules, rotary=st.booleans(), layer_norm=st.booleans(), cross=st.booleans())
-    def module(self, call: draw.Data, rotary: bool, layer_norm: bool, cross: bool) -> None:
+    def module(self, call: draw.Data, rotary: bool, layer_norm: bool, cross: bool):
         self.do("module", call=call, rotary=rotary, layer_norm=layer_norm, cross=cross)
 
     @rule(decoding=draw.decodings())
-    def decoded(self, decoding: draw.Data) -> None:
+    def decoded(self, decoding: draw.Data):
         self.do("decoded", **decoding)
 
     @rule(call=draw.plain_calls, batch=st.booleans())
-    def empty(self, call: draw.Data, batch: bool) -> None:
+    def empty(self, call: draw.Data, batch: bool):
         self.do("empty", call=call, batch=batch)
 
 

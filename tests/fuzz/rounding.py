@@ -6,8 +6,6 @@ The conformance suite has the stricter rule: it compares the largest error with 
 its scores for gradients, and may be exact for equal or single keys.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -27,7 +25,6 @@ SEVERAL = 4.0
 
 
 def within_rounding(problem: Problem, tensors: Tensors, found: Results, exact: Results, lengths: Sequence[int] = ()) -> bool:
-    """True if rounding explains every distance from `exact`; `lengths` are of packed sequences."""
     bounds = _of_sequences(problem, tensors, lengths) if lengths else rounding(problem, tensors)
 
     def is_right(found, exact, bound):
@@ -38,13 +35,11 @@ def within_rounding(problem: Problem, tensors: Tensors, found: Results, exact: R
 
 
 def distances(found: Tensor, exact: Tensor) -> Tensor:
-    """Distance of each number from the exact one; infinite where one of both is not finite."""
     found = found.detach().double()
     return torch.where(found == exact, 0.0, (found - exact).abs()).nan_to_num(nan=torch.inf)
 
 
 def _of_sequences(problem: Problem, tensors: Tensors, lengths: Sequence[int]) -> Results:
-    """The bounds of packed sequences: those of each by itself; a sink is one of all."""
     parts = []
     for stop, length in zip(accumulate(lengths), lengths, strict=True):
         if length:

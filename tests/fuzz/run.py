@@ -1,14 +1,4 @@
-"""Runs the fuzzer: random steps through the public API against the oracle, under AddressSanitizer and UBSan where gcc has them.
-
-    python tests/fuzz/run.py [--minutes 10] [--seed 0] [--only STEP] [--json FILE] [--if-possible] [--without-sanitizers]
-    python tests/fuzz/run.py --replay FILE ...
-
-The extensions are built in a copy of the checkout, and `session.py` runs there in a process of its own. What fails is printed
-with its seed, and its steps are written to `tests/fuzz/corpus/`, which `make test` replays. A process that died is followed by
-another.
-"""
-
-from __future__ import annotations
+"""Runs the fuzzer: random steps against the oracle, under AddressSanitizer and UBSan where gcc has them."""
 
 import argparse
 import json
@@ -96,7 +86,7 @@ def sessions(
     return dict(seconds=seconds, seeds=[first, seed], **whole, steps=dict(counts), failures=failures)
 
 
-def tell(report: dict[str, Any]) -> None:
+def tell(report: dict[str, Any]):
     steps, (first, end) = report["steps"], report["seeds"]
     print(f"{report['runs']:,} runs of {sum(steps.values()):,} steps in {report['seconds'] / 60:.0f} minutes, ", end="")
     print(f"seeds {first} to {end - 1}, {'with' if report['sanitizers'] else 'without'} sanitizers")

@@ -1,12 +1,4 @@
-"""A session of the fuzzer in this process: seeds one after the other until its time is over, or steps from a file.
-
-    python tests/fuzz/session.py --minutes 10 --seed 0 --journal FILE --counts FILE [--found FOLDER] [--only STEP]
-    python tests/fuzz/session.py --replay FILE ...
-
-`run.py` starts it, with the sanitizers where there are any.
-"""
-
-from __future__ import annotations
+"""A session of the fuzzer in this process, started by `run.py`: seeds one after another, or steps from a file."""
 
 import argparse
 import json
@@ -58,7 +50,7 @@ def main() -> int:
     return fuzz(args.minutes, args.seed, args.journal, args.counts, args.found, args.only)
 
 
-def perform(steps: list[dict[str, Any]]) -> None:
+def perform(steps: list[dict[str, Any]]):
     world = World()
     try:
         for step in steps:
@@ -103,8 +95,7 @@ def try_seed(number: int, journal: Path, found: Path, only: str | None) -> list[
     return []
 
 
-def shorten(journal: Path) -> None:
-    """Drop the steps of the journal that a failure does not need."""
+def shorten(journal: Path):
     steps, start = read(journal), time.monotonic()
     for at in reversed(range(len(steps) - 1)):
         rest = steps[:at] + steps[at + 1 :]

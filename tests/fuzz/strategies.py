@@ -1,6 +1,4 @@
-"""What hypothesis draws the arguments of steps from: plain data, from which a failing run is told and repeated."""
-
-from __future__ import annotations
+"""Strategies of the arguments of steps: plain data."""
 
 import json
 from dataclasses import replace
@@ -16,7 +14,7 @@ from dilkit import Neighborhood, Pattern
 from dilkit.orders.checks import CURVES
 from dilkit.problem import DTYPES, STORED
 from dilkit.registry import backends
-from dilkit.testing.problems import BIAS_FORMS, Case
+from dilkit.testing.problems import BIAS_FORMS, CACHED_BIASES, Case
 
 BACKENDS = ("native", "native", "native", "sdpa", "reference")
 MASKS = ("none", "none", "random", "left", "right", "element", "all")
@@ -68,7 +66,6 @@ def calls(
     may_pack: bool = False,
     may_score: bool = False,
 ) -> Data:
-    """Draw a call of any backend and layout, by one of `ways`; `may_score`: with a bias or softcap."""
     case = draw(cases(longest, other_kinds))
     if case.mask == "none" and (may_pack or ways == RARELY_COMPILED) and draw(st.booleans()):
         length = st.just(case.seq) if on_a_grid(case.pattern) else st.integers(0, 3) | st.integers(0, 40)
@@ -143,14 +140,13 @@ actions = st.lists(
     ),
     max_size=30,
 )
-"""Actions of decoding: what is done, a slot of the cache, and how many rows."""
 
 
 @st.composite
 def decodings(draw: st.DrawFn) -> Data:
     call = draw(calls(longest=draw(st.sampled_from([60, 60, 200])), ways=("function",), other_kinds=4))
     call["case"] |= dict(
-        bias=draw(st.sampled_from([*["none"] * len(BIAS_FORMS), *BIAS_FORMS])),
+        bias=draw(st.sampled_from([*["none"] * len(CACHED_BIASES), *CACHED_BIASES])),
         softcap=draw(st.sampled_from([0.0, 0.0, 0.7, 5.0])),
     )
     return dict(

@@ -1,10 +1,4 @@
-"""What lasts from one step to the next, and the steps by name.
-
-A step is a dict: `do` names a function in `steps/`, the rest are its arguments after the world. It raises `Wrong` where dilkit
-is wrong, and any error that dilkit must not raise.
-"""
-
-from __future__ import annotations
+"""State between steps, and the steps by name: `do` names a function in `steps/`, the rest are its arguments."""
 
 import copy
 import os
@@ -33,22 +27,19 @@ STEPS = {
 
 
 class World:
-    """The pattern cache and its limit, the environment, the number of threads, and forward passes that wait."""
-
-    def __init__(self) -> None:
+    def __init__(self):
         self.pending: list[passes.Pending] = []
         self.compared = 0
-        """Steps of decoding that were compared with the oracle."""
         self.before = dict(os.environ)
         self.threads = torch.get_num_threads()
         plan.cache_clear()
 
-    def close(self) -> None:
+    def close(self):
         torch.set_num_threads(self.threads)
         for name in os.environ.keys() - self.before.keys():
             del os.environ[name]
         os.environ.update(self.before)
 
-    def perform(self, step: Step) -> None:
+    def perform(self, step: Step):
         step = copy.deepcopy(step)
         STEPS[step.pop("do")](self, **step)

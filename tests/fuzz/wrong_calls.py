@@ -1,6 +1,4 @@
-"""Arguments that do not fit, by name: each must be refused by an error that names the argument."""
-
-from __future__ import annotations
+"""Arguments that do not fit, by name."""
 
 from collections.abc import Callable
 from typing import Any
@@ -109,7 +107,6 @@ ARGUMENTS: dict[str, dict[str, Change]] = {
     "scale": NO_SCALE,
     "backend": NO_BACKEND,
 }
-"""Of each argument of `dilated_attention` the changes that make it wrong, whatever it was."""
 
 OF_PATTERN = ("segment_lengths", "dilation_rates", "offset", "overlap", "heads", "head_shard")
 """The fields of a pattern: an error may name one of them where it means the pattern."""

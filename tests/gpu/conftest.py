@@ -1,6 +1,4 @@
-"""What tests of GPUs share: backends and calls to try, the device, and no proofs of kernels, which these tests are."""
-
-from __future__ import annotations
+"""Backends, calls and the device for tests of GPUs."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -20,10 +18,9 @@ from dilkit.testing import conformance
 from dilkit.tools.measure.implementation import backend_implementations
 
 OURS, REHEARSED = ("cupy_raw", "triton"), ("native",)
-"""Backends with kernels of our own, on a GPU and in a rehearsal on the CPU."""
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+def pytest_generate_tests(metafunc):
     rehearsal = metafunc.config.getoption("--gpu-device") == "cpu"
     ours, of_torch = (REHEARSED, ["sdpa"]) if rehearsal else (OURS, ["sdpa", *TORCHS])
     choices: dict[str, Sequence[Any]] = dict(
@@ -38,7 +35,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def device(request: pytest.FixtureRequest) -> str:
+def device(request) -> str:
     name = str(request.config.getoption("--gpu-device"))
     if name != "cpu" and not cuda_count():
         pytest.skip("torch sees no CUDA device")
@@ -52,8 +49,7 @@ def rehearsal(device: str) -> bool:
 
 
 @pytest.fixture
-def cuda(rehearsal: bool) -> None:
-    """For tests that have nothing to do on a CPU."""
+def cuda(rehearsal: bool):
     if rehearsal:
         pytest.skip("no CUDA device: a rehearsal")
 
@@ -68,13 +64,11 @@ def asked(backend: str, dtype: str, requires_grad: bool, device: str) -> Problem
 
 @pytest.fixture
 def note(record_property: Callable[[str, object], None]) -> Callable[..., None]:
-    """Write down what was found and numbers by name, beside the test's row."""
     return lambda what, found, **numbers: record_property(NOTE, (what, found, numbers))
 
 
 @pytest.fixture(scope="session", autouse=True)
-def stored_oracle(request: pytest.FixtureRequest, device: str) -> Iterator[StoredOracle | None]:
-    """Results of large cases that were computed elsewhere."""
+def stored_oracle(request, device: str) -> Iterator[StoredOracle | None]:
     if (path := request.config.getoption("--gpu-oracle")) is None:
         yield None
         return

@@ -1,6 +1,4 @@
-"""The plan of a GPU day: steps in the order of their worth, with the seconds that each has of a call's nine minutes."""
-
-from __future__ import annotations
+"""The plan of a GPU day: steps in the order of their worth."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -56,6 +54,5 @@ PLAN = (
 
 
 def lines(took: Mapping[str, str]) -> Iterator[str]:
-    """Yield the plan as a table, with the time and the end of each step."""
     for step in (*PLAN, Step("all", sum(step.seconds for step in PLAN), f"{CALL} s a call")):
         yield f"{step.name:<14} {step.seconds or 'what is left':>12}  {took.get(step.name, ''):<20} {step.what}"

@@ -3,8 +3,6 @@
 One call takes nine minutes at most, and another one goes on where it ended.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -45,7 +43,6 @@ KERNELS, ORACLE = "prepared/kernels", "prepared/oracle.npz"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the steps; 0, 1 where something is wrong or left."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path, default=Path("gpu-day"), help="of the results (default %(default)s)")
     parser.add_argument("--rehearse", action="store_true", help="all steps on the CPU, at small sizes: nothing of it is a GPU's")
@@ -75,7 +72,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def prepare(folder: Path, capability: tuple[int, int]) -> int:
-    """Compile all kernels and compute the oracle's results of large cases; 1 where the compiler refuses a kernel."""
     kernels, archive = folder / KERNELS, folder / f"{KERNELS}.zip"
     unpack(folder)
     kernels.mkdir(parents=True, exist_ok=True)
@@ -90,7 +86,7 @@ def prepare(folder: Path, capability: tuple[int, int]) -> int:
     return int(bool(refused))
 
 
-def unpack(folder: Path) -> None:
+def unpack(folder: Path):
     """Unpack prepared kernels, if there are any, where they are not unpacked."""
     if (archive := folder / f"{KERNELS}.zip").exists() and not (folder / KERNELS).exists():
         shutil.unpack_archive(archive, folder / KERNELS)
@@ -102,13 +98,13 @@ class Day:
     steps.json holds the code with which a step began, and its exit code: with other code it is run anew.
     """
 
-    def __init__(self, folder: Path, rehearse: bool) -> None:
+    def __init__(self, folder: Path, rehearse: bool):
         self.folder, self.rehearse, self.tests = folder, rehearse, folder / "gpu-day.json"
         self.took, self.left = dict[str, str](), list[str]()
         self.file, self.code = folder / "steps.json", files_digest(*CODE)
         self.steps = json.loads(self.file.read_text()) if self.file.exists() else {}
 
-    def run(self, seconds: float = CALL) -> None:
+    def run(self, seconds: float = CALL):
         """Run what is not done, each step until its own seconds and those of all steps before it are over."""
         end = time.monotonic()
         last = end + (seconds if not self.rehearse else len(PLAN) * REHEARSED)
@@ -126,7 +122,7 @@ class Day:
             if self.took[step.name] != "absent" and not (self.done(step) and self.steps[step.name]["ended"] in RIGHT):
                 self.left.append(step.name)
 
-    def keep(self, step: Step, code: int | None) -> None:
+    def keep(self, step: Step, code: int | None):
         self.steps[step.name] = dict(code=self.code, ended=code)
         self.file.write_text(json.dumps(self.steps, indent=1))
 
@@ -140,7 +136,6 @@ class Day:
         return self.folder / step.name.replace(" ", "-") / "suite.json"
 
     def command(self, step: Step) -> list[str]:
-        """Return the command of a step; none for a suite all of whose backends failed a test."""
         if step.tests:
             return self.of_tests(step)
         file, words = self.suite_file(step), ["--rows", step.words] if step.words else []

@@ -1,11 +1,8 @@
-"""Calls in the ways that programs make them: in a graph, on a side stream, on a second device, compiled, over ranks, and long."""
+"""Calls in the ways that programs make them."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -39,24 +36,23 @@ def different(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> list[str
     return [name for name, x, y in zip(("out", "dq", "dk", "dv"), found, wanted, strict=False) if not torch.equal(x, y)]
 
 
-def other_numbers(into: Tensors, asked: Problem) -> None:
-    """Put other random numbers into the memory of the inputs."""
+def other_numbers(into: Tensors, asked: Problem):
     other = Tensors.random(asked, seed=1)
     with torch.no_grad():
         for x, y in zip((*into.qkv, into.dout), (*other.qkv, other.dout), strict=True):
             x.copy_(y)
 
 
-def side_stream() -> Any:
+def side_stream():
     make = torch.cuda.Stream
     return make()
 
 
-def sleep() -> None:
+def sleep():
     torch.cuda._sleep(LATE)
 
 
-def test_in_a_cuda_graph_replayed_on_other_numbers(cuda: None, backend: str, asked: Problem) -> None:
+def test_in_a_cuda_graph_replayed_on_other_numbers(cuda, backend, asked):
     inputs, side = Tensors.random(asked), side_stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -70,7 +66,7 @@ def test_in_a_cuda_graph_replayed_on_other_numbers(cuda: None, backend: str, ask
     assert not different(result, attend(backend, asked, inputs))
 
 
-def test_on_a_side_stream_whose_inputs_are_late(cuda: None, backend: str, asked: Problem) -> None:
+def test_on_a_side_stream_whose_inputs_are_late(cuda, backend, asked):
     inputs = Tensors.random(asked)
     attend(backend, asked, inputs)  # what is compiled and loaded now does not hide what comes too early
     side = side_stream()
@@ -83,7 +79,7 @@ def test_on_a_side_stream_whose_inputs_are_late(cuda: None, backend: str, asked:
     assert not different(result, attend(backend, asked, inputs))
 
 
-def test_on_the_second_device_while_the_first_is_the_current_one(cuda: None, backend: str, asked: Problem) -> None:
+def test_on_the_second_device_while_the_first_is_the_current_one(cuda, backend, asked):
     if cuda_count() < 2:
         pytest.skip(f"torch sees {cuda_count()} CUDA device")
     inputs = Tensors.random(asked)
@@ -101,7 +97,7 @@ def _nothing_traced() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_nothing_traced")
-def test_in_code_that_torch_compiled(backend: str, asked: Problem, rehearsal: bool) -> None:
+def test_in_code_that_torch_compiled(backend, asked, rehearsal):
     """A rehearsal traces the code alone."""
     inputs, implementation = Tensors.random(asked), backend_implementations([backend])[0]
 
@@ -116,9 +112,7 @@ def test_in_code_that_torch_compiled(backend: str, asked: Problem, rehearsal: bo
     assert not different(results(compiled), results(doubled))
 
 
-def test_many_lengths_with_a_cache_that_holds_hardly_one_table(
-    backend: str, asked: Problem, rehearsal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_lengths_with_a_cache_that_holds_hardly_one_table(backend, asked, rehearsal, monkeypatch):
     """All calls are queued before the first one runs."""
     problems = [replace(asked, seq=seq) for seq in LENGTHS[: 2 if rehearsal else None]]
     inputs = [Tensors.random(problem) for problem in problems]
@@ -134,9 +128,7 @@ def test_many_lengths_with_a_cache_that_holds_hardly_one_table(
     ("who", "head_dim", "gradients"),
     [("cupy_raw", 64, False), ("automatic", 64, False), ("automatic", 128, False), ("automatic", 64, True)],
 )
-def test_sixteen_million_tokens(
-    cuda: None, who: str, head_dim: int, gradients: bool, device: str, note: Callable[..., None]
-) -> None:
+def test_sixteen_million_tokens(cuda, who, head_dim, gradients, device, note):
     """Rows of both ends are the oracle's. With gradients four million tokens; where a length does not fit, half of it does."""
     one = automatic() if who == "automatic" else backend_implementations([who])[0]
     facts = dict(pattern=LONG, heads=8, head_dim=head_dim, dtype="bfloat16", device=device_named(device))
@@ -179,7 +171,7 @@ def long_pass(one: Implementation, problem: Problem, device: str) -> tuple[Tenso
     return inputs, dict(out=out.detach(), dq=torch.autograd.grad(out, inputs.qkv, inputs.dout)[0])
 
 
-def test_two_ranks_that_share_the_device(backend: str, dtype: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks_that_share_the_device(backend, dtype, device, monkeypatch):
     for name, value in (*PATH.items(), (environment.BACKEND.name, backend)):
         monkeypatch.setenv(name, value)  # which the ranks inherit
     problem = shortened(small_problem(device, dtype=dtype, requires_grad=True))

@@ -1,17 +1,13 @@
-"""The kernels themselves: compiled, loaded, launched, under the sanitizer, and the first call of a process."""
-
-from __future__ import annotations
+"""Kernels compiled, loaded, launched and sanitized."""
 
 import re
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 import torch
 from helpers.gpu_calls import PATH, PROGRAM, all_kernels, compile_all, sanitizer_findings, small_problem
-from helpers.stored_oracle import StoredOracle
 
 from dilkit import environment
 from dilkit.backends.cuda import compile as cuda_compile
@@ -29,12 +25,9 @@ from dilkit.tools.measure.implementation import backend_implementations
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120, method="thread")]
 
-Note = Callable[..., None]
 ASSUMED = (9, 0)
-"""The capability that a rehearsal compiles for."""
 STATE = "driver_version,pstate,clocks.sm,clocks.max.sm,clocks.mem,temperature.gpu,power.limit,ecc.mode.current"
 KINDS = ({}, dict(varlen=True), dict(dropout=True), dict(varlen=True, dropout=True))
-"""Kinds of calls: each has kernels of its own."""
 SANITIZER = "compute-sanitizer"
 OPTIONS = ["--report-api-errors", "no", "--print-limit", "5", "--launch-timeout", "0", "--target-processes", "application-only"]
 """Of API calls that fail, torch and CuPy make some on purpose. It is long before torch makes the first of all."""
@@ -42,7 +35,7 @@ WATCHED = [word for name in ("forward", "dquery", "dkeyvalue", "dots") for word 
 """Our kernels by their names; torch's are not looked at."""
 
 
-def test_the_machine_has_what_it_has(device: str, stored_oracle: StoredOracle | None, note: Note) -> None:
+def test_the_machine_has_what_it_has(device, stored_oracle, note):
     note("stored results of the oracle", f"{len(stored_oracle.cases) if stored_oracle else 0} cases")
     for name, version in versions().items():
         note(name, str(version))
@@ -56,7 +49,7 @@ def test_the_machine_has_what_it_has(device: str, stored_oracle: StoredOracle | 
 
 
 @pytest.mark.timeout(400, method="thread")
-def test_the_compiler_takes_every_kernel(device: str, rehearsal: bool, note: Note) -> None:
+def test_the_compiler_takes_every_kernel(device, rehearsal, note):
     try:
         version = ".".join(map(str, cuda_compile.compiler_version()))
     except RuntimeError as error:
@@ -68,7 +61,7 @@ def test_the_compiler_takes_every_kernel(device: str, rehearsal: bool, note: Not
     note("kernels", f"{len(kernels)} for sm_{capability[0]}{capability[1]}, NVRTC {version}, in {environment.cuda_cache()}")
 
 
-def test_every_kernel_is_loaded_and_occupies_what_the_table_promises(device: str, cuda: None, note: Note) -> None:
+def test_every_kernel_is_loaded_and_occupies_what_the_table_promises(device, cuda, note):
     if reasons := backend_implementations(["cupy_raw"])[0].refusals(small_problem(device)):
         pytest.skip("; ".join(reasons))
     launcher, where, counts = CupyLauncher(), torch.device(device), Counter[str]()
@@ -86,7 +79,7 @@ def test_every_kernel_is_loaded_and_occupies_what_the_table_promises(device: str
 
 @pytest.mark.parametrize("any_dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_every_kernel_is_launched(backend: str, any_dtype: str, head_dim: int, device: str, rehearsal: bool) -> None:
+def test_every_kernel_is_launched(backend, any_dtype, head_dim, device, rehearsal):
     if (backend == "triton" and head_dim not in sizes.HEAD_DIMS) or (rehearsal and (head_dim > 16 or any_dtype == "float16")):
         pytest.skip("no kernels of their own, or a rehearsal")
     every = [case for kind in KINDS[: 1 if rehearsal else None] for case in cases(any_dtype, head_dim, gradients=True, **kind)]
@@ -96,7 +89,7 @@ def test_every_kernel_is_launched(backend: str, any_dtype: str, head_dim: int, d
         pytest.skip("; ".join(results[0].reasons))
 
 
-def test_the_first_call_of_a_process(backend: str, device: str, note: Note) -> None:
+def test_the_first_call_of_a_process(backend, device, note):
     job = processes.start_processes([[*PROGRAM, "first_call", device, backend]], [PATH], threads=usable_cores())
     ended = job.finish(110)
     assert ended.code == 0, ended.text
@@ -106,7 +99,7 @@ def test_the_first_call_of_a_process(backend: str, device: str, note: Note) -> N
 
 
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
-def test_the_sanitizer_finds_nothing(tool: str, backend: str, device: str, cuda: None, note: Note) -> None:
+def test_the_sanitizer_finds_nothing(tool, backend, device, cuda, note):
     """A tool that does not support the device looks at nothing, and may fail whatever runs in it."""
     if (path := shutil.which(SANITIZER)) is None:
         pytest.skip(f"{SANITIZER} is not on the path")

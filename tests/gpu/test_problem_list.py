@@ -1,6 +1,4 @@
-"""`dilkit verify` on the device, group by group: the problem list and large cases, which are computed again and again."""
-
-from __future__ import annotations
+"""`dilkit verify` on the device, group by group."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,7 +15,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(170, method="thread")]
 
 
 def groups() -> dict[str, Sequence[Case]]:
-    """Return the cases in groups, slowest first: the oracle on the CPU takes the time."""
     by_name: dict[str, Sequence[Case]] = {f"large {i // 5}": LARGE[i : i + 5] for i in range(0, len(LARGE), 5)}
     for feature, count in Counter(case.feature for case in LISTED).most_common():
         cases = [case for case in LISTED if case.feature == feature]
@@ -31,7 +28,7 @@ Note = Callable[..., None]
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_the_problem_list(backends: list[str], group: str, device: str, rehearsal: bool, note: Note) -> None:
+def test_the_problem_list(backends, group, device, rehearsal, note):
     if rehearsal and group not in REHEARSED:
         pytest.skip("a rehearsal")
     judge(backends, GROUPS[group], group, device, note)
@@ -39,7 +36,7 @@ def test_the_problem_list(backends: list[str], group: str, device: str, rehearsa
 
 @pytest.mark.parametrize("compiler", ["numba_cuda", "flex"])
 @pytest.mark.parametrize("part", range(24))
-def test_some_problems_of_compilers(compiler: str, part: int, device: str, rehearsal: bool, note: Note) -> None:
+def test_some_problems_of_compilers(compiler, part, device, rehearsal, note):
     """They compile anew for every kind of problem, so that they get a choice of them."""
     if rehearsal:
         pytest.skip("a rehearsal")
@@ -48,13 +45,12 @@ def test_some_problems_of_compilers(compiler: str, part: int, device: str, rehea
 
 @pytest.mark.parametrize("head_dim", [160, 192, 256])
 @pytest.mark.parametrize("half", ["bfloat16", "float16"])
-def test_wide_heads(half: str, head_dim: int, device: str, rehearsal: bool, note: Note) -> None:
-    """Beyond 128 only kernels of torch compute."""
+def test_wide_heads(half, head_dim, device, rehearsal, note):
     chosen = ["sdpa"] if rehearsal else ["sdpa", "sdpa:cudnn", "sdpa:flash"]
     judge(chosen, [*cases(half, head_dim, gradients=True)][: 1 if rehearsal else None], f"head_dim {head_dim}", device, note)
 
 
-def judge(backends: Sequence[str], chosen: Sequence[Case], group: str, device: str, note: Note) -> None:
+def judge(backends: Sequence[str], chosen: Sequence[Case], group: str, device: str, note: Note):
     """Check backends on these cases, note the worst error of each, and skip if none computes any of them."""
     results = [check(backend, case, device) for case in chosen for backend in backends]  # they share the oracle's results
     wrong = [result for result in results if result.verdict in ("failed", "broken")]
@@ -72,7 +68,7 @@ def judge(backends: Sequence[str], chosen: Sequence[Case], group: str, device: s
 
 
 @pytest.mark.parametrize("case", [case for case in LARGE if case.variant in REPEATED], ids=lambda case: case.name)
-def test_large_cases_have_the_same_bits_every_time(backends: list[str], case: Case, device: str, rehearsal: bool) -> None:
+def test_large_cases_have_the_same_bits_every_time(backends, case, device, rehearsal):
     """Cases that a backend gets wrong are left out: they have failed already."""
     known = registry.backends()
     promised = [name for name in backends if getattr(known[name], "reproducible", False)]

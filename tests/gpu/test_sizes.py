@@ -1,6 +1,4 @@
-"""Other sizes of the kernels in Triton: all are right, and their times are noted beside that of the table's."""
-
-from __future__ import annotations
+"""Other sizes of the kernels in Triton."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,12 +22,11 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400, method="thread")]
 
 PATTERN = Pattern([2048, 4096, 8192, 16384, 32768], [1, 2, 4, 8, 16])
 MOST = 13
-"""Sizes of a kernel that a GPU day has time for."""
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("role", TUNED_ROLES)
-def test_other_sizes_are_right(role: str, head_dim: int, device: str, rehearsal: bool, note: Callable[..., None]) -> None:
+def test_other_sizes_are_right(role, head_dim, device, rehearsal, note):
     sizes = dict(seq=2048 if rehearsal else 2**15, heads=8, head_dim=head_dim, dtype="bfloat16", requires_grad=role != "forward")
     problem = Problem(pattern=PATTERN, device=device_named(device), **sizes)
     if reasons := TritonTiles().refusals(problem):

@@ -1,10 +1,8 @@
-"""Times and counters of kernels by themselves, one after the other: nothing else may run on the device."""
-
-from __future__ import annotations
+"""Times and counters of kernels by themselves, one after the other."""
 
 import csv
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -27,7 +25,6 @@ from dilkit.tools.measure.timing import time_interleaved
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120, method="thread")]
 
-Note = Callable[..., None]
 KERNELS = ("mma_forward", "mma_dquery", "mma_dkeyvalue", "fp32_forward", "fp32_dkeyvalue")
 SECTIONS = ("SpeedOfLight", "WarpStateStats", "MemoryWorkloadAnalysis", "Occupancy", "LaunchStats")
 METRICS = (
@@ -39,7 +36,7 @@ HEIGHTS = {"tall": MOST_ROWS, "low": LOW_ROWS}
 
 
 @pytest.mark.parametrize("who", ["cupy_raw"])
-def test_counters_of_the_profiler(who: str, device: str, cuda: None, note: Note, request: pytest.FixtureRequest) -> None:
+def test_counters_of_the_profiler(who, device, cuda, note, request):
     """Clocks are left as they are. All that ncu prints goes into a file beside the day's."""
     if (path := shutil.which("ncu")) is None:
         pytest.skip("ncu is not on the path")
@@ -71,7 +68,7 @@ def first_launches(lines: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize("letter", ["A", "B"])
-def test_tall_tiles_beside_low_ones(letter: str, requires_grad: bool, device: str, note: Note) -> None:
+def test_tall_tiles_beside_low_ones(letter, requires_grad, device, note):
     names = {name: f"cupy_raw: {name}" for name in HEIGHTS}
     for name, rows in HEIGHTS.items():
         backend = CupyRaw(tile_rows=rows)
@@ -95,7 +92,7 @@ def test_tall_tiles_beside_low_ones(letter: str, requires_grad: bool, device: st
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_other_sizes_are_compiled(part: int, cuda: None, device: str) -> None:
+def test_other_sizes_are_compiled(part, cuda, device):
     """They are right, and then in the cache of Triton's compiler, before one process measures their times."""
     sizes = pytest.importorskip("test_sizes")
     every = sizes.candidates

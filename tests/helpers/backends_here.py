@@ -1,7 +1,5 @@
 """Which backends there are to test on which device."""
 
-from __future__ import annotations
-
 import torch
 
 from dilkit import list_backends

@@ -1,6 +1,4 @@
-"""Small inputs, one function that exercises every output, and backends that say when they ran."""
-
-from __future__ import annotations
+"""Small inputs, one function that exercises every output, and backends that log their calls."""
 
 import os
 import shutil
@@ -25,7 +23,7 @@ TORCH_WARNS = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ig
 
 
 def tensors(
-    batch: int = 2, seq: int = 20, heads: int = 4, kv_heads: int = 4, head_dim: int = 8, **options: Any
+    batch: int = 2, seq: int = 20, heads: int = 4, kv_heads: int = 4, head_dim: int = 8, **options
 ) -> tuple[Tensor, Tensor, Tensor]:
     query = torch.randn(batch, seq, heads, head_dim, **options)
     key, value = (torch.randn(batch, seq, kv_heads, head_dim, **options) for _ in range(2))
@@ -41,7 +39,7 @@ def starts_of(lengths: Iterable[int]) -> Tensor:
     return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+def attend(query: Tensor, key: Tensor, value: Tensor, **options):
     return dilated_attention(query, key, value, PATTERN, **{"backend": "reference", **options})
 
 
@@ -80,24 +78,22 @@ def differentiated(attend: Callable[..., tuple[Tensor, Tensor]], inputs: Sequenc
     return [*(x.detach() for x in results.values()), *found]
 
 
-def close(found: Sequence[Tensor], want: Sequence[Tensor], tolerance: float = 1e-12) -> None:
+def close(found: Sequence[Tensor], want: Sequence[Tensor], tolerance: float = 1e-12):
     for got, right in zip(found, want, strict=True):
         torch.testing.assert_close(got, right, rtol=tolerance, atol=tolerance)
 
 
 class Recorder(Reference):
-    """The reference backend under another name; it logs each pass and its thread."""
-
     priority = -100
 
-    def __init__(self, name: str, log: list[tuple[str, str, int]]) -> None:
+    def __init__(self, name: str, log: list[tuple[str, str, int]]):
         super().__init__(name=name)
         self.log = log
 
-    def forward(self, *args: Any) -> tuple[Tensor, Tensor]:
+    def forward(self, *args) -> tuple[Tensor, Tensor]:
         self.log.append((self.name, "forward", threading.get_ident()))
         return super().forward(*args)
 
-    def backward(self, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, *args) -> tuple[Tensor, Tensor, Tensor]:
         self.log.append((self.name, "backward", threading.get_ident()))
         return super().backward(*args)

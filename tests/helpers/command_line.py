@@ -1,6 +1,4 @@
-"""The `dilkit` command as tests run it: in this process, or in a fresh Python."""
-
-from __future__ import annotations
+"""The `dilkit` command in this process, or in a fresh Python."""
 
 import json
 import os
@@ -8,21 +6,17 @@ import subprocess
 import sys
 from typing import Any
 
-import pytest
-
 from dilkit.tools.cli import main
 
 
-def output(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
+def output(capsys, *argv: str, code: int = 0) -> str:
     found = main(argv)
     printed = capsys.readouterr()
     assert found == code, printed.err
     return printed.out
 
 
-def json_output(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> dict[str, Any]:
-    """Return the JSON object of `dilkit argv --json`: strict, with its schema, and alone on stdout."""
-
+def json_output(capsys, *argv: str, code: int = 0) -> dict[str, Any]:
     def reject(name):
         raise AssertionError(f"{name} is not JSON")
 

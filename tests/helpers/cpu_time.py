@@ -1,17 +1,9 @@
-"""A pytest plugin: the CPU time of each file of tests, and a limit for it.
-
-It counts the process and its ended children, user and system, from the start of a test to the end of its fixtures. Reports carry
-it over from pytest-xdist's workers. `make test` limits a file to `cpu_seconds_a_file` of pyproject.toml. Libraries that are
-compiled once for all files have a line of their own.
-"""
-
-from __future__ import annotations
+"""A pytest plugin: CPU time of each file of tests, children included, limited to `cpu_seconds_a_file` of pyproject.toml."""
 
 import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
@@ -27,7 +19,7 @@ class _Clock:
     compiled = 0.0
 
 
-def add(seconds: float) -> None:
+def add(seconds: float):
     """Count what a process used that this one does not wait for."""
     _Clock.added += seconds
 
@@ -46,12 +38,12 @@ def compiling() -> Iterator[None]:
         _Clock.compiled += spent() - before
 
 
-def pytest_addoption(parser: Any) -> None:
+def pytest_addoption(parser):
     parser.addoption("--limit-cpu-time", action="store_true", help=f"fail if a file takes more than {LIMIT}")
     parser.addini(LIMIT, "seconds of CPU time that a file of tests may take in a run with --limit-cpu-time")
 
 
-def pytest_runtest_logstart() -> None:
+def pytest_runtest_logstart():
     _Clock.read, _Clock.compiled = spent(), 0.0
 
 
@@ -64,14 +56,13 @@ def pytest_runtest_makereport() -> Iterator[None]:
     _Clock.read, _Clock.compiled = now, 0.0
 
 
-def pytest_sessionfinish(session: Any) -> None:
-    """A file above the limit is a failure of the run, even if its tests passed."""
+def pytest_sessionfinish(session):
     config = session.config
     if config.getoption("--limit-cpu-time") and _above(config, _by_file(config, CPU_TIME)):
         session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:
+def pytest_terminal_summary(terminalreporter, config):
     files, compiled = _by_file(config, CPU_TIME), _by_file(config, COMPILED).total()
     terminalreporter.section("seconds of CPU time")
     for file, seconds in files.most_common(SHOWN):
@@ -83,7 +74,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:
             terminalreporter.write_line(f"{file} took more CPU time than {LIMIT} of pyproject.toml allows", red=True)
 
 
-def _by_file(config: Any, name: str) -> Counter[str]:
+def _by_file(config, name: str) -> Counter[str]:
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     files = Counter()
     for report in (report for reports in reporter.stats.values() for report in reports) if reporter else ():
@@ -93,6 +84,6 @@ def _by_file(config: Any, name: str) -> Counter[str]:
     return files
 
 
-def _above(config: Any, files: Counter[str]) -> list[str]:
+def _above(config, files: Counter[str]) -> list[str]:
     limit = float(config.getini(LIMIT))
     return [file for file, seconds in files.most_common() if seconds > limit]

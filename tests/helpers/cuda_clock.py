@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import pytest
 import torch
 
 from dilkit.tools.measure import timing
@@ -19,7 +17,7 @@ class FakeCuda:
     be ended.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         self.log: list[str] = []
         self.behind, self.broken = 0, False
         self.graph: Graph | None = None
@@ -38,10 +36,10 @@ class FakeCuda:
         empty = torch.empty
         monkeypatch.setattr(torch, "empty", lambda *size, device="cpu", **how: self if device == "cuda" else empty(*size, **how))
 
-    def zero_(self) -> None:
+    def zero_(self):
         self.launch("flush", lambda: None)
 
-    def launch(self, name: str, kernel: Callable[[], object]) -> None:
+    def launch(self, name: str, kernel: Callable[[], object]):
         """Run a kernel; while a graph is captured, it is recorded and its memory is not written."""
         if self.graph is not None:
             self.graph.kernels.append(kernel)
@@ -59,7 +57,7 @@ class FakeCuda:
             self.streams = former
 
     @contextmanager
-    def capture(self, graph: Graph, pool: Any, stream: Stream) -> Iterator[None]:
+    def capture(self, graph: Graph, pool, stream: Stream) -> Iterator[None]:
         """Capture on `stream`, which stays the current one if the capture cannot be ended, as with `torch.cuda.graph`."""
         assert stream is self.streams[-1], "the warm-up was on another stream"
         assert stream.name == "side", "the default stream cannot be captured"
@@ -75,20 +73,20 @@ class FakeCuda:
 
 
 class Stream:
-    def __init__(self, cuda: FakeCuda, name: str) -> None:
+    def __init__(self, cuda: FakeCuda, name: str):
         self.cuda, self.name = cuda, name
 
-    def wait_stream(self, other: Stream) -> None:
+    def wait_stream(self, other: Stream):
         self.cuda.log.append(f"{self.name} waits for {other.name}")
 
 
 class Event:
     """Record in the log; the time between two is that of the kernels and replays logged between them, a second each."""
 
-    def __init__(self, cuda: FakeCuda) -> None:
+    def __init__(self, cuda: FakeCuda):
         self.cuda, self.at = cuda, -1
 
-    def record(self) -> None:
+    def record(self):
         self.at = len(self.cuda.log)
         self.cuda.log.append("event")
 
@@ -96,7 +94,7 @@ class Event:
         since = self.cuda.log[: self.at][::-1]
         return since.index("synchronize") <= self.cuda.behind
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         pass
 
     def elapsed_time(self, end: Event) -> float:
@@ -104,13 +102,13 @@ class Event:
 
 
 class Graph:
-    def __init__(self, cuda: FakeCuda) -> None:
+    def __init__(self, cuda: FakeCuda):
         self.cuda, self.kernels, self.shared, self.stream = cuda, list[Callable[[], object]](), None, cuda.streams[0]
 
     def pool(self) -> Graph:
         return self
 
-    def replay(self) -> None:
+    def replay(self):
         self.cuda.log.append("replay")
         for kernel in self.kernels:
             kernel()

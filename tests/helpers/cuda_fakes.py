@@ -1,6 +1,4 @@
-"""A stand-in for the launcher of CUDA kernels, which records what is asked of it."""
-
-from __future__ import annotations
+"""A stand-in for the launcher of CUDA kernels."""
 
 import ctypes
 from dataclasses import dataclass
@@ -26,7 +24,7 @@ class Launch:
 class RecordingLauncher:
     """A launcher on the CPU that runs nothing; `resident` blocks fit on its device."""
 
-    def __init__(self, resident: int = 4) -> None:
+    def __init__(self, resident: int = 4):
         self.blocks, self.launches = resident, []
         self._counter = ctypes.c_int32(0)
 
@@ -35,7 +33,7 @@ class RecordingLauncher:
 
     at_least_resident = resident
 
-    def launch(self, kernel: CudaKernel, blocks: int, arguments: Any, device: torch.device) -> None:
+    def launch(self, kernel: CudaKernel, blocks: int, arguments, device: torch.device):
         tiles = _records(int(arguments["tiles"]), int(arguments["tile_count"]), TILE)
         branches = _records(int(arguments["branches"]), abs(int(arguments["branch_count"])), BRANCH)
         counter = ctypes.c_int32.from_address(int(arguments["counter"])).value if arguments["counter"] else None

@@ -1,6 +1,4 @@
-"""The definition as loops over single pairs and rows, sharing no code with what it is a test of."""
-
-from __future__ import annotations
+"""The definition as loops over pairs and rows."""
 
 from itertools import pairwise, product
 
@@ -22,7 +20,6 @@ from dilkit import (
 
 
 def sees(pattern: Pattern, branch: int, head: int, i: int, j: int, heads: Heads) -> bool:
-    """True if query i of `head` sees key j in one branch, by its docstring."""
     given = pattern.branches[branch]
     if given.heads is not None and not given.heads[0] <= head < given.heads[1]:
         return False
@@ -32,6 +29,8 @@ def sees(pattern: Pattern, branch: int, head: int, i: int, j: int, heads: Heads)
             kv_head = first + head // (heads[0] // heads[1])
             offset = kv_head % r if pattern.offset == "modulo" else kv_head // -(-total // r)
             return i // w == j // w and (i % w) % r == offset and (j % w) % r == offset
+        case SlidingWindow(window=None, dilation_rate=r, before=before, after=after):
+            return (before == -1 or i - j <= before) and (after == -1 or j - i <= after) and (i - j) % r == 0
         case SlidingWindow(window=window, dilation_rate=r):
             return abs(i - j) < window and (i - j) % r == 0
         case GlobalTokens(tokens=tokens, direction=direction):

@@ -1,6 +1,4 @@
-"""Cases for what runs kernels for GPUs slowly on the CPU, an interpreter or a simulator, and a line of output for each."""
-
-from __future__ import annotations
+"""Cases for interpreters and simulators of kernels, and a line of output for each."""
 
 import argparse
 import time

@@ -1,6 +1,4 @@
-"""What every transport must do: exchanges whose results each rank knows by itself. `conform(comm)` runs them all."""
-
-from __future__ import annotations
+"""Exchanges whose results each rank knows by itself, for every transport."""
 
 import shutil
 import tempfile
@@ -25,7 +23,7 @@ DTYPES = (
 CHECKS: list[Callable[[Comm], None]] = []
 
 
-def conform(comm: Comm) -> None:
+def conform(comm: Comm):
     for check in CHECKS:
         try:
             check(comm)
@@ -39,11 +37,7 @@ def checked(check: Callable[[Comm], None]) -> Callable[[Comm], None]:
 
 
 class Traffic:
-    """Rows, `counts[source][target]`, between ranks; any rank can make them."""
-
-    def __init__(
-        self, counts: Sequence[Sequence[int]], width: int = 3, dtype: torch.dtype = torch.float32, seed: int = 0
-    ) -> None:
+    def __init__(self, counts: Sequence[Sequence[int]], width: int = 3, dtype: torch.dtype = torch.float32, seed: int = 0):
         self.counts, self.width, self.dtype, self.seed = counts, width, dtype, seed
 
     def block(self, source: int, target: int) -> Tensor:
@@ -77,7 +71,7 @@ def uneven(size: int, seed: int = 0) -> list[list[int]]:
 
 
 @checked
-def uneven_counts_of_every_dtype(comm: Comm) -> None:
+def uneven_counts_of_every_dtype(comm: Comm):
     for number, dtype in enumerate(DTYPES):
         Traffic(uneven(comm.size, number), dtype=dtype, seed=number).begin(comm)()
 
@@ -88,25 +82,24 @@ PATTERNS: dict[str, Callable[[int, int, int], int]] = {
     "the first to the last": lambda source, target, size: 5 * (source == 0 and target == size - 1),
     "around the ring": lambda source, target, size: 2 * (target == (source + 1) % size),
 }
-"""How many rows a source sends to a target."""
 
 
 @checked
-def rows_for_some_ranks_or_of_no_width(comm: Comm) -> None:
+def rows_for_some_ranks_or_of_no_width(comm: Comm):
     for seed, count in enumerate([*PATTERNS.values(), PATTERNS["around the ring"]]):
         Traffic([[count(s, t, comm.size) for t in range(comm.size)] for s in range(comm.size)], seed=seed).begin(comm)()
     Traffic(uneven(comm.size), width=0).begin(comm)()
 
 
 @checked
-def many_under_way_waited_for_out_of_order(comm: Comm) -> None:
+def many_under_way_waited_for_out_of_order(comm: Comm):
     finish = [Traffic(uneven(comm.size, number), width=1 + number, seed=number).begin(comm) for number in range(24)]
     for i in sorted(range(24), key=lambda number: (number * 7 + comm.rank) % 24):
         finish[i]()
 
 
 @checked
-def messages_of_more_than_eight_megabytes(comm: Comm) -> None:
+def messages_of_more_than_eight_megabytes(comm: Comm):
     """Two under way; only the message from the last rank to the first is long, 9 MiB and a few bytes."""
     last = comm.size - 1
     counts = [[9 * 1024 + 3 if (s, t) == (last, 0) else 3 for t in range(comm.size)] for s in range(comm.size)]
@@ -116,7 +109,7 @@ def messages_of_more_than_eight_megabytes(comm: Comm) -> None:
 
 
 @checked
-def special_bits_survive(comm: Comm) -> None:
+def special_bits_survive(comm: Comm):
     """NaN payloads, infinities and signed zeros: bytes are moved, not values."""
     bits = torch.tensor([[0x7FC01234, -4194304, 0x7F800000, -(2**31)]], dtype=torch.int32)
     got = comm.exchange(bits.view(torch.float32).repeat(comm.size, 1), [1] * comm.size, [1] * comm.size, "bits").wait()
@@ -124,7 +117,7 @@ def special_bits_survive(comm: Comm) -> None:
 
 
 @checked
-def rows_that_need_gradients_are_sent_without_them(comm: Comm) -> None:
+def rows_that_need_gradients_are_sent_without_them(comm: Comm):
     rows = torch.full((comm.size, 2), float(comm.rank), requires_grad=True)
     got = comm.exchange(rows, [1] * comm.size, [1] * comm.size, "leaf").wait()
     assert not got.requires_grad
@@ -132,7 +125,7 @@ def rows_that_need_gradients_are_sent_without_them(comm: Comm) -> None:
 
 
 @checked
-def share_brings_every_record(comm: Comm) -> None:
+def share_brings_every_record(comm: Comm):
     def record(rank):
         return (b"", b"\0\0", bytes(range(256)), b"x" * LONGEST_RECORD)[rank % 4]
 
@@ -144,7 +137,7 @@ def share_brings_every_record(comm: Comm) -> None:
 
 
 @checked
-def agree_names_who_differs_on_every_rank(comm: Comm) -> None:
+def agree_names_who_differs_on_every_rank(comm: Comm):
     comm.agree(b"the same")
     if comm.size < 3:
         return
@@ -156,7 +149,7 @@ def agree_names_who_differs_on_every_rank(comm: Comm) -> None:
 
 
 @checked
-def wrong_rows_are_refused_before_anything_is_sent(comm: Comm) -> None:
+def wrong_rows_are_refused_before_anything_is_sent(comm: Comm):
     ones = [1] * comm.size
     with pytest.raises(TypeError, match="rows is a list"):
         comm.exchange([1.0], ones, ones)
@@ -172,8 +165,7 @@ def wrong_rows_are_refused_before_anything_is_sent(comm: Comm) -> None:
     comm.agree(b"still usable")
 
 
-def conformance(comm: Comm) -> None:
-    """The whole list on this transport, and on what else its class can be made from."""
+def conformance(comm: Comm):
     crossing(comm)
     while_one_computes(comm)
     for other in (comm, *(of_torch(comm) if isinstance(comm, TorchComm) else of_mpi(comm))):
@@ -217,7 +209,7 @@ def of_mpi(comm: Comm) -> Iterator[Comm]:
     assert not requests.in_progress
 
 
-def crossing(first: Comm) -> None:
+def crossing(first: Comm):
     """Odd ranks use two transports in the other order: each gets its own messages."""
     second = MPIComm(timeout=60.0) if isinstance(first, MPIComm) else TorchComm(timeout=60.0)
     ones = [1] * first.size
@@ -228,7 +220,7 @@ def crossing(first: Comm) -> None:
         assert rows.wait()[:, 0].tolist() == [ten + rank for rank in range(first.size)]
 
 
-def while_one_computes(comm: Comm) -> None:
+def while_one_computes(comm: Comm):
     """Rank 0 leaves the transport alone until all others have received long messages, some of its own."""
     if isinstance(comm, MPIComm) and not threads_may_call_mpi():
         return

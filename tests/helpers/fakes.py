@@ -1,11 +1,8 @@
 """Backends that are all limits, or wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 from dilkit import Backend, Limits, register_backend, unregister_backend
 from dilkit.backends.flex.backend import Flex
@@ -16,19 +13,15 @@ from dilkit.backends.tiles.relations import FORMS
 
 
 class Fake(Backend):
-    """A backend of nothing but a name, a priority and limits."""
-
-    def __init__(self, name: str, priority: int, limits: Limits = Limits(devices=None)) -> None:  # noqa: B008
+    def __init__(self, name: str, priority: int, limits: Limits = Limits(devices=None)):  # noqa: B008
         self.name, self.priority, self.limits = name, priority, limits
 
-    def forward(self, *args: Any) -> Any:
+    def forward(self, *args):
         raise AssertionError("nothing is computed here")
 
 
 class Doubles(Reference):
-    """A backend that computes twice the output."""
-
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs):
         out, lse = super().forward(*inputs)
         return out * 2, lse
 
@@ -40,13 +33,12 @@ class Picky(Doubles):
     priority = -1
     limits = Limits(dtypes=frozenset({"float16"}), max_head_dim=16, varlen=True, kv_cache=True)
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(name="picky")
 
 
 @contextmanager
 def registered(backend: Backend) -> Iterator[str]:
-    """Within the block `backend` is known; its name."""
     register_backend(backend, replace=True)
     try:
         yield backend.name

@@ -1,7 +1,5 @@
 """Functions run in a forked child, which is killed if it hangs."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -30,7 +28,7 @@ def in_child(function: Callable[[], object], limit: float = LIMIT) -> str:
     return "hung"
 
 
-def _run_and_leave(function: Callable[[], object]) -> None:
+def _run_and_leave(function: Callable[[], object]):
     """Leave nothing of the parent to run in the child, on its stack or at its exit."""
     code = 1
     try:

@@ -1,9 +1,4 @@
-"""Calls of backends on GPUs: a small problem, all CUDA kernels, and programs that tests start as processes of their own.
-
-PYTHONPATH=tests python -m helpers.gpu_calls first_call cuda:0 cupy_raw
-"""
-
-from __future__ import annotations
+"""Calls of backends on GPUs, and programs: `PYTHONPATH=tests python -m helpers.gpu_calls first_call cuda:0 cupy_raw`."""
 
 import multiprocessing
 import os
@@ -40,15 +35,12 @@ from dilkit.tools.measure.ranks_call import RanksCall
 
 PROGRAM = (sys.executable, "-m", "helpers.gpu_calls")
 PATH = {"PYTHONPATH": os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))}
-"""The environment of such a process."""
 FILLING = 131072
 """Tokens that fill the largest device several times."""
 TORCHS = [f"sdpa:{kernel.name}" for kernel in KERNELS if "cuda" in (kernel.limits.devices or ())]
-"""torch's kernels, each a backend of its own."""
 
 
-def small_problem(device: str, **fields: object) -> Problem:
-    """Return a problem with three branches, which every backend can compute."""
+def small_problem(device: str, **fields) -> Problem:
     facts = dict(seq=2048, heads=8, head_dim=64, device=device_named(device))
     return Problem(pattern=Pattern([256, 1024, 2048], [1, 4, 16]), **{**facts, **fields})
 
@@ -81,7 +73,6 @@ def compile_all(kernels: Sequence[CudaKernel], capability: Capability) -> list[s
 
 
 def _unit(kernel: CudaKernel) -> tuple[object, ...]:
-    """Kernels of equal ones come from one compilation."""
     return kernel.source, sorted(kernel.macros.items())
 
 
@@ -112,8 +103,7 @@ def _alone(comm: Comm, problem: Problem, whole: Tensors) -> Results:
     return RanksCall(comm, problem, fuse_branches=False).together(whole)
 
 
-def first_call(device: str, backend: str) -> None:
-    """Print the seconds of a first forward and backward pass, and of one with its proof."""
+def first_call(device: str, backend: str):
     asked = small_problem(device, dtype="bfloat16", requires_grad=True)
     inputs = Tensors.random(asked)
     for proof in ("off", "always"):
@@ -123,15 +113,14 @@ def first_call(device: str, backend: str) -> None:
         print(time.perf_counter() - began)
 
 
-def small_cases(device: str, backend: str) -> None:
-    """Compute four small cases in bf16, and print how many were right."""
+def small_cases(device: str, backend: str):
     whole, packed = (cases("bfloat16", 64, True, varlen) for varlen in (False, True))
     listed = [case for case in (*whole, *packed) if case.variant in ("full", "causal mask", "once, strided", "packed causal")]
     results = [check(backend, case, device) for case in listed]
     print(f"computed {sum(result.verdict == 'passed' for result in results)} of {len(results)} cases rightly")
 
 
-def long_passes(device: str, backend: str) -> None:
+def long_passes(device: str, backend: str):
     """Compute a forward and a backward pass in bf16 and in fp32, of rows enough to fill the largest device."""
     for dtype in ("bfloat16", "float32"):
         asked = replace(small_problem(device, dtype=dtype, requires_grad=True), seq=FILLING)
@@ -139,7 +128,6 @@ def long_passes(device: str, backend: str) -> None:
 
 
 def sanitizer_findings(text: str) -> list[str]:
-    """Return the lines in which compute-sanitizer says what is wrong."""
     return re.findall(r"^=+ .*(?:Invalid|Misaligned|Error: Race|Error: Potential).*$", text, re.MULTILINE)
 
 

@@ -1,10 +1,4 @@
-"""A pytest plugin: what tests found in a file of rows, from which a second run goes on.
-
-`--gpu-day FILE` writes a row for each test that ended. Tests that passed with the same code, device, driver and torch do not run
-again. `--gpu-device cpu` rehearses on the CPU. `--gpu-oracle FILE` takes the oracle's results of large cases from FILE.
-"""
-
-from __future__ import annotations
+"""A pytest plugin: `--gpu-day FILE` keeps a row for each test; those that passed with equal code and device do not run again."""
 
 import hashlib
 import re
@@ -33,25 +27,25 @@ FOLDERS = {"cupy_raw": "backends/cuda", "triton": "backends/triton", "numba_cuda
 """All code; that of every test; by backend the code that other backends do not run."""
 
 
-def pytest_addoption(parser: Any) -> None:
+def pytest_addoption(parser):
     parser.addoption("--gpu-day", metavar="FILE", type=Path, help="write a row for each test into FILE; skip what passed by it")
     parser.addoption("--gpu-oracle", metavar="FILE", type=Path, help="results of the oracle, of `run.py --prepare`")
     parser.addoption("--gpu-device", default="cuda:0", metavar="DEVICE", help="where tests of GPUs run; cpu: a rehearsal")
 
 
-def pytest_configure(config: Any) -> None:
+def pytest_configure(config):
     if (path := config.getoption("--gpu-day")) and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Recorder(path, config.getoption("--gpu-device")), RECORDER)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: Any) -> None:
+def pytest_configure_node(node):
     """Send earlier passes to a worker of pytest-xdist, which must collect the same tests."""
     recorder = node.config.pluginmanager.get_plugin(RECORDER)
     node.workerinput[PASSED] = recorder.passed if recorder else []
 
 
-def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
+def pytest_collection_modifyitems(config, items: list[Any]):
     recorder = config.pluginmanager.get_plugin(RECORDER)
     passed = {*(recorder.passed if recorder else getattr(config, "workerinput", {}).get(PASSED, ()))}
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
@@ -61,7 +55,7 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
 class Recorder:
     """The file and its content. Raises UsageError for a file of another device."""
 
-    def __init__(self, path: Path, device_name: str) -> None:
+    def __init__(self, path: Path, device_name: str):
         from dilkit.device import cuda_driver, device_named
         from dilkit.tools.results.file import new_result, read_result
         from dilkit.tools.results.rows import RowsResult
@@ -80,24 +74,23 @@ class Recorder:
             self.result = replace(self.result, rows=rows, steps=before.steps)
         self.passed = [row.case["name"] for row in self.result.rows if row.values.get("ended") == "passed"]
 
-    def pytest_collection_finish(self, session: Any) -> None:
+    def pytest_collection_finish(self, session):
         self.pytest_xdist_node_collection_finished(None, [item.nodeid for item in session.items])
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
+    def pytest_xdist_node_collection_finished(self, node, ids: list[str]):
         from dilkit.tools.bench.suites.gpu_day import CORRECTNESS
 
         self.result = replace(
             self.result, steps=tuple(dict.fromkeys([*self.result.steps, *((CORRECTNESS, name) for name in ids)]))
         )
 
-    def pytest_runtest_logreport(self, report: Any) -> None:
+    def pytest_runtest_logreport(self, report):
         if report.when == "call" or not report.passed:
             self.failures[report.nodeid] += [first_line(report.longrepr)] * report.failed
             self.keep(report, self.failures[report.nodeid])
 
-    def keep(self, report: Any, failures: list[str]) -> None:
-        """Write the row of a test, with the failures of all its phases, in the place of an earlier one."""
+    def keep(self, report, failures: list[str]):
         from dilkit.tools.bench.suites.gpu_day import CORRECTNESS, NOTED, TARGETS
         from dilkit.tools.results.environment import now
         from dilkit.tools.results.file import write_result
@@ -115,8 +108,7 @@ class Recorder:
         write_result(self.result, self.path)
 
 
-def first_line(found: Any) -> str:
-    """Return the first line of why a test failed or was skipped."""
+def first_line(found) -> str:
     crash = getattr(found, "reprcrash", None)
     text = found[2].removeprefix("Skipped: ") if isinstance(found, tuple) else crash.message if crash else str(found)
     return next((line.strip() for line in text.splitlines() if line.strip()), "no words")

@@ -1,6 +1,4 @@
-"""Compiles `.cu` files as C, with a shim for the host in the place of CUDA. Libraries are kept, by contents."""
-
-from __future__ import annotations
+"""Compiles `.cu` files as C with a shim in the place of CUDA."""
 
 import ctypes
 import fcntl
@@ -44,7 +42,6 @@ def library(source: str | Path, macros: Macros, checked: bool, number: int) -> c
 
 @cache
 def compile_kernel(source: str | Path, macros: Macros, checked: bool) -> Path:
-    """Compile a kernel file of backends/cuda, or a path. Raises RuntimeError with the compiler's message."""
     path = KERNELS / source
     flags = [*FLAGS, *(CHECKED if checked else ()), *(f"-D{name}={value}" for name, value in macros)]
     files = sorted([path, FIBER, *SHIM.glob("*.h"), *KERNELS.glob("*.cuh")])
@@ -58,7 +55,7 @@ def compile_kernel(source: str | Path, macros: Macros, checked: bool) -> Path:
     return place
 
 
-def _build(path: Path, flags: list[str], place: Path) -> None:
+def _build(path: Path, flags: list[str], place: Path):
     with tempfile.TemporaryDirectory(dir=_directory()) as folder:
         built = Path(folder, "kernel.o"), Path(folder, "kernel.so")
         _run("gcc", *flags, f"-I{SHIM}", f"-I{MACHINE}", f"-I{KERNELS}", "-c", "-o", str(built[0]), str(path))
@@ -68,7 +65,6 @@ def _build(path: Path, flags: list[str], place: Path) -> None:
 
 @contextmanager
 def _alone(place: Path) -> Iterator[None]:
-    """Let one process compile a library while others wait."""
     with place.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

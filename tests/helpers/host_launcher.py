@@ -1,6 +1,4 @@
-"""Launches CUDA kernels on the CPU: a launcher for tests, in the place of CuPy's."""
-
-from __future__ import annotations
+"""A launcher that runs CUDA kernels on the CPU."""
 
 import ctypes
 import os
@@ -26,7 +24,6 @@ _ALONE = threading.Lock()
 """Held by a launch: a library computes one block at a time."""
 
 Span = tuple[int, int, str, bool]
-"""Memory of a launch: address, bytes, name, and whether it is only read."""
 
 
 class Range(ctypes.Structure):
@@ -71,26 +68,24 @@ class HostLauncher:
     least.
     """
 
-    def __init__(self, order: str = "forward", seed: int = 0, workers: int | None = None, checked: bool = False) -> None:
+    def __init__(self, order: str = "forward", seed: int = 0, workers: int | None = None, checked: bool = False):
         self.order, self.seed, self.checked = ORDERS[order], seed, checked
         self.matrices = self.conflicts = self.barriers = 0
         self._turns: dict[Path, dict[tuple[int, int], tuple[int, int]]] = {}
         self._counter = np.zeros(2, np.int32)
         self.workers = workers or min(4, len(os.sched_getaffinity(0)))
 
-    def resident(self, kernel: Any, device: object = None) -> int:
+    def resident(self, kernel, device=None) -> int:
         """Two blocks a worker, so that both the first tile of a block and later ones are met."""
         return 2 * self.workers
 
     at_least_resident = resident
 
-    def counter(self, device: object = None) -> int:
+    def counter(self, device=None) -> int:
         """The same for all launches: each waits for its end."""
         return int(self._counter.ctypes.data)
 
-    def launch(
-        self, kernel: Any, blocks: int, arguments: Any, device: object = None, memory: Mapping[str, Any] | None = None
-    ) -> None:
+    def launch(self, kernel, blocks: int, arguments, device=None, memory: Mapping[str, Any] | None = None):
         """Run `blocks` blocks of `kernel`: its `source`, `name`, `macros` and `shared_bytes`. Waits for them.
 
         The kernel may touch `memory` (contiguous arrays or tensors by name), or the memory that `arguments` point to.
@@ -123,7 +118,7 @@ class HostLauncher:
         if memory is None and arguments["counter"] and (left := _counted(arguments)):
             raise KernelError(f"{kernel.name}: it leaves its counter at {left}")
 
-    def _add_turns(self, path: Path, places: Iterable[CodePlace]) -> None:
+    def _add_turns(self, path: Path, places: Iterable[CodePlace]):
         known = self._turns.setdefault(path, {})
         for place in places:
             _add(known, (place.site, place.bytes), place.accesses, place.turns)
@@ -138,12 +133,12 @@ class HostLauncher:
         return found
 
 
-def _add(known: dict[Any, tuple[int, int]], key: Any, accesses: int, turns: int) -> None:
+def _add(known: dict[Any, tuple[int, int]], key, accesses: int, turns: int):
     before = known.get(key, (0, 0))
     known[key] = before[0] + accesses, before[1] + turns
 
 
-def _ranges(spans: Iterable[Span]) -> Any:
+def _ranges(spans: Iterable[Span]):
     found = [Range(address, size, name.encode(), constant) for address, size, name, constant in spans]
     return (Range * len(found))(*found)
 
@@ -156,7 +151,7 @@ def _spans(memory: Mapping[str, Any]) -> Iterator[Span]:
             yield x.data_ptr(), x.nbytes, name, False
 
 
-def argument_spans(arguments: Any, itemsize: int) -> list[Span]:
+def argument_spans(arguments, itemsize: int) -> list[Span]:
     """The memory that the arguments of a launch point to; what a kernel may not write is constant."""
     batch, seq, heads, kv_heads, dim = (int(arguments[name]) for name in ("batch", "seq", "heads", "kv_heads", "head_dim"))
     sequences = 0
@@ -185,7 +180,7 @@ def argument_spans(arguments: Any, itemsize: int) -> list[Span]:
     return [span for span in found if span[0] and span[1] > 0]
 
 
-def bias_spans(arguments: Any, macros: Mapping[str, int], blocks: int) -> list[Span]:
+def bias_spans(arguments, macros: Mapping[str, int], blocks: int) -> list[Span]:
     seq, heads, entries = (int(arguments[name]) for name in ("seq", "heads", "entries"))
     batch = 1 if arguments["starts"] else int(arguments["batch"])
     tokens = int(arguments["step"]["tokens"]) or seq
@@ -195,13 +190,12 @@ def bias_spans(arguments: Any, macros: Mapping[str, int], blocks: int) -> list[S
     return [span for span in spans if span[0]]
 
 
-def _counted(arguments: Any) -> int:
+def _counted(arguments) -> int:
     number = ctypes.c_int64 if arguments["step"]["splits"] else ctypes.c_int32
     return int(number.from_address(int(arguments["counter"])).value)
 
 
-def step_spans(arguments: Any, macros: Mapping[str, int]) -> list[Span]:
-    """The memory of a step of decoding: its tables, and the tensors that they name."""
+def step_spans(arguments, macros: Mapping[str, int]) -> list[Span]:
     step, heads, kv_heads, group = arguments["step"], int(arguments["heads"]), int(arguments["kv_heads"]), macros["GROUP"]
     merges = int(arguments["batch"]) * int(arguments["seq"]) * kv_heads * -(-heads // kv_heads // group)
     partials = merges * int(step["splits"]) * group * (macros["HEAD_DIM"] + 2) * 4

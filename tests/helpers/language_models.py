@@ -1,9 +1,6 @@
-"""Tiny models of transformers, of random weights, and batches for them."""
-
-from __future__ import annotations
+"""Tiny random models of transformers, and batches for them."""
 
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -25,11 +22,11 @@ SIZES = dict(
 )
 
 
-def transformers() -> Any:
+def transformers():
     return pytest.importorskip("transformers", reason="transformers is not installed (pip install dilkit[transformers])")
 
 
-def _of(family: str, kind: str = "ForCausalLM", grouped: bool = True, **options: Any) -> Any:
+def _of(family: str, kind: str = "ForCausalLM", grouped: bool = True, **options):
     package, heads = transformers(), dict(num_key_value_heads=2) if grouped else {}
     torch.manual_seed(1)
     made = getattr(package, f"{family.removesuffix('Text')}{kind}")
@@ -42,7 +39,8 @@ llama, qwen2, qwen3 = partial(_of, "Llama"), partial(_of, "Qwen2"), partial(_of,
 bert = partial(_of, "Bert", "Model", grouped=False, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 gpt_oss = partial(_of, "GptOss", layer_types=["full_attention"] * 2, **EXPERTS)
 deepseek = partial(_of, "DeepseekV3", grouped=False, num_key_value_heads=4, v_head_dim=4, **LATENT)
-"""Its values are narrower than its keys."""
+deepseek_v2 = partial(_of, "DeepseekV2", grouped=False, num_key_value_heads=4, v_head_dim=16, **LATENT)
+"""The values of the first are narrower than its keys, those of the second wider."""
 WINDOW = 6
 ALTERNATING = dict(sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"])
 CAPPED = dict(head_dim=8, attn_logit_softcapping=0.001, query_pre_attn_scalar=1)
@@ -83,10 +81,10 @@ def packed(parts: list[Tensor]) -> dict[str, Tensor]:
     return dict(input_ids=ids, position_ids=torch.cat([torch.arange(len(x)) for x in parts])[None])
 
 
-def result(model: Any, **inputs: Any) -> Tensor:
+def result(model, **inputs) -> Tensor:
     out = model(**inputs)
     return out.logits if "logits" in out else out.last_hidden_state
 
 
-def alone(model: Any, parts: list[Tensor]) -> list[Tensor]:
+def alone(model, parts: list[Tensor]) -> list[Tensor]:
     return [result(model, input_ids=x[None])[0] for x in parts]

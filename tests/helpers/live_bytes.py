@@ -1,10 +1,7 @@
-"""How much memory the tensors of a computation take at most, counted as they are made: free of noise, and quick."""
-
-from __future__ import annotations
+"""Peak bytes of the tensors of a computation, counted as they are made."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -15,13 +12,13 @@ from torch.utils._pytree import tree_leaves
 class LiveBytes(TorchDispatchMode):
     """Counter of bytes of operators' results; `peak`: the most at once, without the memory of `given`."""
 
-    def __init__(self, *given: Tensor) -> None:
+    def __init__(self, *given: Tensor):
         super().__init__()
         self.given = {x.untyped_storage().data_ptr() for x in given}
         self.held: dict[int, tuple[StorageWeakRef, int]] = {}
         self.peak = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         found = func(*args, **(kwargs or {}))
         for x in tree_leaves(found):
             if isinstance(x, Tensor) and (storage := x.untyped_storage()).data_ptr() not in self.given:

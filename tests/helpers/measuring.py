@@ -1,10 +1,6 @@
-"""Measuring in tests: a tiny problem, an implementation that computes it wrong, and yardsticks that take no time."""
-
-from __future__ import annotations
+"""Measuring in tests: a tiny problem, a wrong implementation, yardsticks that take no time."""
 
 from dataclasses import replace
-
-import pytest
 
 from dilkit import Pattern, Problem
 from dilkit.tools.measure import ceilings, timing
@@ -25,7 +21,7 @@ def wrong_by(error: float, name: str = "wrong") -> Implementation:
     return replace(reference(), name=name, attend=attend)
 
 
-def interrupt_beyond(seq: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def interrupt_beyond(seq: int, monkeypatch):
     """Let Ctrl-C come when a longer sequence is to be measured."""
     whole = CaseRunner.run
 
@@ -37,7 +33,7 @@ def interrupt_beyond(seq: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CaseRunner, "run", run)
 
 
-def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
+def shrink(monkeypatch):
     monkeypatch.setitem(ceilings.MATMUL_SIZE, "cpu", 64)
     monkeypatch.setattr(ceilings, "ROUNDS", 1 << 10)
     monkeypatch.setattr(timing, "_calls_lasting", lambda function, min_time, clock: 1)

@@ -1,8 +1,4 @@
-"""Kinds of branches that are not dilkit's.
-
-Registered ones have forms with numbers that no kind of dilkit uses. `Colours` and `Echo` wait for entry points: the first
-defines `sees`, the second its form as well.
-"""
+"""Kinds of branches that are not dilkit's."""
 
 from __future__ import annotations
 
@@ -21,8 +17,6 @@ if TYPE_CHECKING:
 
 
 class DiffersByHead(dilkit.Branch):
-    """A kind whose query heads see different keys."""
-
     @property
     def differs_by_head(self) -> bool:
         return True
@@ -133,8 +127,6 @@ class Colours(DiffersByHead):
 
 @dataclass(frozen=True)
 class Echo(dilkit.Branch):
-    """Every token sees those that are exactly `distance` away."""
-
     kind: ClassVar[str] = "echo"
 
     distance: int

@@ -1,9 +1,6 @@
-"""The CUDA backend as it is, but for the device: its kernels run on the CPU."""
-
-from __future__ import annotations
+"""The CUDA backend with its kernels on the CPU."""
 
 from dataclasses import replace
-from typing import Any
 
 from helpers.calls import starts_of
 from helpers.fakes import registered
@@ -29,7 +26,7 @@ class OnHost(CupyRaw):
     limits = replace(CupyRaw.limits, devices=frozenset({"cpu"}), min_capability=None)
     priority = -100
 
-    def __init__(self, capability: Capability, launcher: HostLauncher | None = None, tile_rows: int | None = None) -> None:
+    def __init__(self, capability: Capability, launcher: HostLauncher | None = None, tile_rows: int | None = None):
         super().__init__(launcher or HostLauncher(order="random", workers=1), capability, tile_rows)
         self.name = "cupy_raw on sm_{}{}".format(*capability)
 
@@ -37,11 +34,11 @@ class OnHost(CupyRaw):
 class Compiled(HostLauncher):
     """A launcher with other macros: fp32 gradients as for `arch`; `VECTOR` for all but `row_dots`."""
 
-    def __init__(self, *options: Any, arch: int = 0, vector: int | None = None, **more: Any) -> None:
+    def __init__(self, *options, arch: int = 0, vector: int | None = None, **more):
         super().__init__(*options, **more)
         self.arch, self.vector = arch, vector
 
-    def launch(self, kernel: Any, *given: Any, **more: Any) -> None:
+    def launch(self, kernel, *given, **more):
         macros = dict(kernel.defines)
         if self.vector is not None and kernel.name != "row_dots":
             macros["VECTOR"] = self.vector
@@ -50,13 +47,12 @@ class Compiled(HostLauncher):
         super().launch(replace(kernel, defines=tuple(macros.items())), *given, **more)
 
 
-def judged(case: Case, *backend: Any) -> Result:
+def judged(case: Case, *backend) -> Result:
     with registered(OnHost(*backend)) as name:
         return check(name, case)
 
 
-def both_passes(case: Case, *backend: Any) -> list[Tensor]:
-    """`out`, `lse` and the gradients of a case by `OnHost(*backend)`."""
+def both_passes(case: Case, *backend) -> list[Tensor]:
     own, problem, tensors = OnHost(*backend), case.problem(), make_tensors(case)
     starts = starts_of(case.lengths) if case.lengths else None
     bias = None if tensors.bias is None else lowered(tensors.bias, tensors.query.dtype)._replace(form=problem.bias)

@@ -1,6 +1,4 @@
-"""Lists of parameters of which the default run takes a part; `make test-all` takes the rest too."""
-
-from __future__ import annotations
+"""Lists of parameters of which the default run takes a part."""
 
 from collections.abc import Iterable
 from itertools import combinations, product
@@ -11,7 +9,7 @@ import pytest
 Row = tuple[Any, ...]
 
 
-def every_pair(*axes: Iterable[Any], mark: Any = pytest.mark.slow) -> list[Any]:
+def every_pair(*axes: Iterable[Any], mark=pytest.mark.slow) -> list[Any]:
     """Return the product of `axes`; rows that no pair of values needs get `mark`."""
     rows = list(product(*(list(axis) for axis in axes)))
     chosen = covering([tuple(enumerate(map(id, row))) for row in rows])
@@ -48,5 +46,5 @@ def all_but(few: Iterable[Any], cases: Iterable[Any]) -> list[Any]:
     return [_row([case], case not in left_out) for case in cases]
 
 
-def _row(values: list[Any], by_default: bool) -> Any:
+def _row(values: list[Any], by_default: bool):
     return pytest.param(*values, marks=[] if by_default else [pytest.mark.slow])

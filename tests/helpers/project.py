@@ -1,6 +1,4 @@
-"""The checkout seen as files: what the tests of packaging and docs share."""
-
-from __future__ import annotations
+"""The checkout as files."""
 
 import os
 import runpy
@@ -23,12 +21,10 @@ ROOTS = {"dilkit": "dilkit", "dilkit.backends": "backends", "dilkit.comm": "comm
 """The top-level folders, each with the name that it is installed under."""
 BUILT = "*.so", "_*.c", "__pycache__", "*.egg-info", ".git", ".venv", ".*_cache", ".hypothesis"
 BUILT_AT_THE_TOP = "build", "dist", "dilkit-demo*", "dilkit-bench", "site"
-"""Folders inside the packages may have these names too."""
 
 
 @cache
 def packages(root: Path = ROOT) -> dict[str, str]:
-    """Return every package in `root`, a folder with an `__init__.py`, by its installed name."""
     found = {}
     for name, folder in ROOTS.items():
         for path in sorted((root / folder).rglob("__init__.py")):

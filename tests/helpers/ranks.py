@@ -1,6 +1,4 @@
-"""Dilated attention over ranks as threads, put together again, and judged as the conformance suite judges backends."""
-
-from __future__ import annotations
+"""Dilated attention over ranks as threads, judged as the conformance suite judges backends."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -38,13 +36,10 @@ PATTERN = Pattern([8, 24, 97], [1, 3, 5])
 
 @dataclass(frozen=True)
 class Found:
-    """Results of all ranks, put together, and the bytes that each sent."""
-
     results: dict[str, Tensor]
     forward_bytes: list[int]
     backward_bytes: list[int]
     plan: Any
-    """The `ExchangePlan`, or the `PackedPlan` of packed sequences."""
 
 
 def even_cuts(seq: int, world_size: int) -> tuple[int, ...]:
@@ -65,7 +60,7 @@ def over_ranks(
     through_lse: bool = False,
     timeout: float = 20.0,
     faults: Sequence[Fault] = (),
-    **options: Any,
+    **options,
 ) -> Found:
     """`ring_dilated_attention` forward and, with `gradients`, backward, each rank with its rows.
 
@@ -99,7 +94,6 @@ def over_ranks(
 
 
 def on_one(attend: Callable[..., Any], tensors: Tensors, through_lse: bool = False) -> dict[str, Tensor]:
-    """Return the results of `attend(query, key, value)`, with `sink=` if there is one."""
     leaves = dict(q=tensors.query, k=tensors.key, v=tensors.value) | ({} if tensors.sink is None else dict(sink=tensors.sink))
     leaves = {name: x.detach().requires_grad_() for name, x in leaves.items()}
     query, key, value, *sink = leaves.values()
@@ -111,13 +105,13 @@ def on_one(attend: Callable[..., Any], tensors: Tensors, through_lse: bool = Fal
     return dict(out=out.detach(), lse=lse.detach(), **{f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)})
 
 
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-11) -> None:
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-11):
     assert found.keys() == expected.keys()
     for name, x in expected.items():
         torch.testing.assert_close(found[name], x, rtol=tolerance, atol=tolerance, msg=f"{name}: {{}}".format)
 
 
-def _attend(shards: Sequence[Tensor], pattern: Pattern, comm: ThreadComm, lengths: Sequence[int], **options: Any) -> Any:
+def _attend(shards: Sequence[Tensor], pattern: Pattern, comm: ThreadComm, lengths: Sequence[int], **options):
     if not lengths:
         return ring_dilated_attention(*shards, pattern, comm, return_lse=True, **options)
     starts = starts_of(lengths)
@@ -127,7 +121,7 @@ def _attend(shards: Sequence[Tensor], pattern: Pattern, comm: ThreadComm, length
 
 
 def raised_on_all(
-    world_size: int, call: Callable[[ThreadComm], Any], text: str = "", error: Any = (TypeError, ValueError)
+    world_size: int, call: Callable[[ThreadComm], Any], text: str = "", error=(TypeError, ValueError)
 ) -> list[Exception]:
     def on_rank(comm):
         with pytest.raises(error, match=text) as caught:
@@ -138,19 +132,19 @@ def raised_on_all(
 
 
 def plan_of(
-    pattern: Pattern, cuts: Sequence[int], lengths: Sequence[int], heads: int, kv_heads: int, **options: Any
+    pattern: Pattern, cuts: Sequence[int], lengths: Sequence[int], heads: int, kv_heads: int, **options
 ) -> ExchangePlan | PackedPlan:
     if lengths:
         return PackedPlan(pattern, tuple(cuts), tuple(accumulate(lengths, initial=0)), heads, kv_heads, **options)
     return exchange_plan(pattern, tuple(cuts), heads, kv_heads, **options)
 
 
-def of_case(case: Case, cuts: Sequence[int], **options: Any) -> Found:
+def of_case(case: Case, cuts: Sequence[int], **options) -> Found:
     settings = dict(is_causal=case.is_causal, scale=case.scale, gradients=case.gradients)
     return over_ranks(make_tensors(case), case.pattern, cuts, **{**settings, **options})
 
 
-def assert_right(case: Case, found: Found, slack: float = 1.0) -> None:
+def assert_right(case: Case, found: Found, slack: float = 1.0):
     """Assert that no error against fp64 exceeds that of plain torch math by more than the project's rule allows.
 
     `slack` multiplies what is allowed: of a few numbers, plain torch math may hit all by luck.
@@ -165,7 +159,7 @@ def _slackened(want: Expected, slack: float) -> Expected:
     return replace(want, error={name: slack * error for name, error in want.error.items()})
 
 
-def assert_counted(found: Found, tensors: Tensors) -> None:
+def assert_counted(found: Found, tensors: Tensors):
     options = dict(head_dim=tensors.query.shape[3], dtype=str(tensors.query.dtype).removeprefix("torch."))
     if isinstance(found.plan, ExchangePlan):
         options |= dict(batch=tensors.query.shape[0], key_padding_mask=tensors.mask is not None)

@@ -1,6 +1,4 @@
-"""The committed result files, and what may stand in a damaged one: for the tests of reports and comparisons."""
-
-from __future__ import annotations
+"""Committed result files, and values of damaged ones."""
 
 import json
 from functools import cache
@@ -22,6 +20,6 @@ def content(name: str) -> dict[str, Any]:
     return json.loads(_text(FOLDER / f"{name}.json"))
 
 
-def write(path: Path, content: Any) -> Path:
+def write(path: Path, content) -> Path:
     path.write_text(json.dumps(content))
     return path

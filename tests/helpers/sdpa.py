@@ -1,6 +1,4 @@
-"""What tests of the sdpa backend share: problems, patterns, the comparison with the oracle, and a kernel that merges rows."""
-
-from __future__ import annotations
+"""Problems, patterns and comparisons of the sdpa backend."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,13 +23,11 @@ from dilkit.problem import Problem
 
 LONGNET = Pattern([64, 128, 256], [1, 2, 4])
 views_of_heads = (mixes_with_heads() | patterns_with_heads()).filter(lambda drawn: lower(drawn[0], 40, *drawn[1]).names <= FORMS)
-"""Patterns that are strided views, with heads."""
 other_queries = st.none() | st.tuples(st.integers(1, 40), st.integers(-30, 40))
 """How many queries there are, and the position of the first; or None."""
 
 
-def problem(device: str = "cpu", dtype: str = "float32", **options: Any) -> Problem:
-    """A problem of `LONGNET` on an assumed device; `options` are other fields of `Problem`."""
+def problem(device: str = "cpu", dtype: str = "float32", **options) -> Problem:
     sizes = dict(pattern=LONGNET, seq=256, heads=8, head_dim=64)
     return Problem(**{**sizes, **options}, dtype=dtype, device=Device.assume(device))
 
@@ -49,7 +45,7 @@ def agrees_with_the_oracle(
     masked: bool = False,
     batch: int = 1,
     queries: tuple[int, int] | None = None,
-    **options: Any,
+    **options,
 ) -> bool:
     """Compare results and gradients in fp64; return False where the backend refuses the call. `queries`: as `form_grids`."""
     q, k, v, dout = tensors(seq, heads, batch=batch)
@@ -85,10 +81,10 @@ def problems_of(grid: ProblemGrid) -> Iterator[tuple[int, int, Any, Any, Any]]:
 class TorchRows:
     """Torch versions of the kernels that merge rows: in fp32 (fp64 for fp64), with the names of calls."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.calls: list[str] = []
 
-    def merge(self, out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
+    def merge(self, out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor):
         """Rows whose lse is -inf are not read."""
         self.calls.append("merge")
         merged, share, part_share = merge_lse(lse, part_lse)
@@ -99,7 +95,7 @@ class TorchRows:
         out.copy_(old + new)
         lse.copy_(merged)
 
-    def add(self, total: Tensor, part: Tensor) -> None:
+    def add(self, total: Tensor, part: Tensor):
         """Problems of `total` that are the same memory get the sum of theirs."""
         self.calls.append("add")
         shared = next((dim for dim in (0, 1) if total.shape[dim] > 1 and not total.stride(dim)), None)

@@ -1,11 +1,4 @@
-"""A pytest plugin: parts of the tests, for a run that has no time for all.
-
-`--share 2/4` runs the second quarter of what is selected. `--also FILE` runs the files of tests that FILE lists too, and
-`--not-passed` the quick tests that the last run in this checkout did not pass, or did not have. What that run passed is kept in
-pytest's cache.
-"""
-
-from __future__ import annotations
+"""A pytest plugin: `--share 2/4` runs a part of the tests, `--also FILE` other files too, `--not-passed` what has not passed."""
 
 import zlib
 from collections import Counter, defaultdict
@@ -20,7 +13,7 @@ MANY = 100
 """So many tests are cut even if they share a fixture."""
 
 
-def pytest_addoption(parser: Any) -> None:
+def pytest_addoption(parser):
     parser.addoption("--share", metavar="I/N", type=share, help="run the I-th of N shares of the tests")
     parser.addoption("--also", metavar="FILE", type=Path, help="beside the share, run the files of tests that FILE lists")
     parser.addoption("--not-passed", action="store_true", help="beside the share, run quick tests that the last run did not pass")
@@ -34,7 +27,7 @@ def share(text: str) -> tuple[int, int]:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
+def pytest_collection_modifyitems(config, items: list[Any]):
     part, also, not_passed = (config.getoption(name) for name in ("--share", "--also", "--not-passed"))
     if not (part or also or not_passed):
         return
@@ -50,7 +43,6 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
 
 
 def of_share(items: list[Any], number: int, shares: int) -> set[str]:
-    """Name the tests of a share: parts of each file, or whole files whose tests share a fixture."""
     files = defaultdict(list)
     for item in items:
         files[file_of(item)].append(item)
@@ -62,17 +54,17 @@ def of_share(items: list[Any], number: int, shares: int) -> set[str]:
     return chosen
 
 
-def shares_a_fixture(item: Any) -> bool:
+def shares_a_fixture(item) -> bool:
     """True if a fixture that the test's own file defines is made once for the file."""
     found = [item.session._fixturemanager.getfixturedefs(name, item) or () for name in item.fixturenames]
     return any(fixture.scope == "module" and fixture.baseid == file_of(item) for fixtures in found for fixture in fixtures)
 
 
-def file_of(item: Any) -> str:
+def file_of(item) -> str:
     return item.nodeid.partition("::")[0]
 
 
-def pytest_sessionfinish(session: Any) -> None:
+def pytest_sessionfinish(session):
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     cache = getattr(session.config, "cache", None)
     if reporter is None or cache is None or session.config.option.collectonly or hasattr(session.config, "workerinput"):

@@ -1,10 +1,7 @@
-"""GigaPath's slide encoder once more, as its paper and configuration describe it: plain torch, and the oracle's attention."""
-
-from __future__ import annotations
+"""GigaPath's slide encoder in plain torch with the oracle's attention."""
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,8 +21,7 @@ NARROW = {
 """The architectures as tests have them: of 12 layers and as many channels as published, but narrow."""
 
 
-def small(**changes: Any) -> SlideEncoder:
-    """A small encoder in double precision, with weights and biases that all matter."""
+def small(**changes) -> SlideEncoder:
     torch.manual_seed(0)
     model = SlideEncoder(SlideEncoderConfig(**dict(SMALL, segment_lengths=LENGTHS) | changes), dtype=torch.float64).eval()
     for weight in model.parameters():
@@ -87,7 +83,6 @@ def embeddings(weights: Mapping[str, Tensor], config: SlideEncoderConfig, tiles:
 
 
 def position(x: int, y: int, config: SlideEncoderConfig) -> Tensor:
-    """Return the sin-cos position of a cell: sines and cosines of y, then of x."""
     quarter = config.embed_dim // 4
     rates = [1 / 10000 ** (i / quarter) for i in range(quarter)]
     numbers = [wave(place * rate) for place in (y, x) for wave in (math.sin, math.cos) for rate in rates]

@@ -1,10 +1,7 @@
 """Small tables of slides with their files of tile features, and a small encoder for them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,7 +20,7 @@ def table(folder: Path, header: str, *lines: str) -> Path:
     return path
 
 
-def write_slide(path: Path, tiles: int, width: int = WIDTH, **said: Any) -> None:
+def write_slide(path: Path, tiles: int, width: int = WIDTH, **said):
     generator = torch.Generator().manual_seed(sum(path.stem.encode()))
     coords = 256 * torch.stack((torch.arange(tiles) % 5, torch.arange(tiles) // 5), dim=1)
     torch.save({"features": torch.randn(tiles, width, generator=generator), "coords": coords, **said}, path)
@@ -41,7 +38,7 @@ def cohort(folder: Path, slides: int = 12, survival: bool = False) -> tuple[Labe
     return labels, look_through(labels, folder)
 
 
-def tiny_encoder(seed: int = 0, lengths: Sequence[int] = (4, 8), **changes: Any) -> SlideEncoder:
+def tiny_encoder(seed: int = 0, lengths: Sequence[int] = (4, 8), **changes) -> SlideEncoder:
     sizes = dict(embed_dim=16, depth=2, num_heads=2, in_chans=WIDTH, ngrids=8, dilation_rates=(1, 2))
     options = {name: changes.pop(name) for name in ("activation_checkpointing", "dtype") if name in changes}
     torch.manual_seed(seed)

@@ -1,9 +1,4 @@
-"""Sizes at which the suites of `dilkit bench --suite NAME` take no time.
-
-`python -m helpers.small_suites NAME FOLDER [--rows WORDS]` rehearses a suite of GPUs on the CPU.
-"""
-
-from __future__ import annotations
+"""Suites of `dilkit bench` at sizes that take no time."""
 
 import dataclasses
 import sys
@@ -63,15 +58,14 @@ SIZES: dict[str, SuiteSizes] = {
 """By name of the suite. They are tiny without --quick, and no smaller with it."""
 
 
-def run(name: str, out: Path, *arguments: str, **fields: Any) -> tuple[int, Any]:
-    """Return exit code and result of a suite with two samples; `fields` are its own."""
+def run(name: str, out: Path, *arguments: str, **fields) -> tuple[int, Any]:
     suite = suites.suite(name)(**dict(sizes=SIZES.get(name)) | fields)
     args = cli.parser_of("bench").parse_args(["--suite", name, "--quick", "--repeats", "2", "--out", str(out), *arguments])
     code = measuring.run(suite, args, changed(args, add_arguments))
     return code, read_result(out / "suite.json", RowsResult, suite.kind())
 
 
-def entries(found: object) -> Iterator[Any]:
+def entries(found) -> Iterator[Any]:
     if isinstance(found, Row):
         yield found
     elif dataclasses.is_dataclass(found):
@@ -82,7 +76,6 @@ def entries(found: object) -> Iterator[Any]:
 
 
 def main(name: str, folder: str, *arguments: str) -> int:
-    """Rehearse a suite of GPUs on the CPU."""
     backends = {"gpu": "automatic", "preferences": "native,sdpa"}[name]
     with pytest.MonkeyPatch.context() as patch:
         shrink(patch)

@@ -1,6 +1,4 @@
-"""What the kernels for GPUs that attend stored rows are held to: checks by name, each of a backend on the CPU."""
-
-from __future__ import annotations
+"""Checks of kernels for GPUs that attend stored rows."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -33,14 +31,14 @@ from dilkit.decoding.protocol import Span, place
 Check = Callable[[StepBackend], object]
 
 
-def is_the_softmax(dtypes: tuple[str, str], shape: str, bias: str, own: StepBackend) -> None:
+def is_the_softmax(dtypes: tuple[str, str], shape: str, bias: str, own: StepBackend):
     case = gpu_case(dtypes, shape, bias)
     step = make_step(case)
     right = expected(step, case.problem)
     agree(own.attend_stored(step, case.problem), right, GPU_LIMITS[case.dtype])
 
 
-def stores_the_same_bits(dtype: str, stored: str, own: StepBackend) -> None:
+def stores_the_same_bits(dtype: str, stored: str, own: StepBackend):
     """Compare with the definition. Some writes are NaN, infinite, or 0."""
     case = StepCase(dtype, stored, seed=3)
     one, other = make_step(case), make_step(case)
@@ -54,7 +52,7 @@ def stores_the_same_bits(dtype: str, stored: str, own: StepBackend) -> None:
         assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
-def rows_in_pages_are_as_good(dtype: str, stored: str, own: StepBackend) -> None:
+def rows_in_pages_are_as_good(dtype: str, stored: str, own: StepBackend):
     case = StepCase(dtype, stored, bias="table", seed=5)
     step = make_step(case)
     paged = in_pages(step, case.problem)
@@ -62,7 +60,7 @@ def rows_in_pages_are_as_good(dtype: str, stored: str, own: StepBackend) -> None
         assert torch.equal(a, b)
 
 
-def sees_nothing(own: StepBackend) -> None:
+def sees_nothing(own: StepBackend):
     check_that_nothing_is_seen(own.attend_stored)
     case = StepCase()
     step = make_step(case)
@@ -71,7 +69,7 @@ def sees_nothing(own: StepBackend) -> None:
     assert (out.shape, lse.shape) == ((0, 2, 6, 20), (0, 6, 2))
 
 
-def goes_by_tables_that_have_changed(own: StepBackend) -> None:
+def goes_by_tables_that_have_changed(own: StepBackend):
     case = StepCase()
     step = make_step(case)._replace(writes=make_step(case).writes[:0])
     fewer = step.spans.copy()
@@ -83,7 +81,7 @@ def goes_by_tables_that_have_changed(own: StepBackend) -> None:
     agree(own.attend_placed(placed), expected(step, case.problem), 2e-5)
 
 
-def sees_no_page_that_is_none(own: StepBackend) -> None:
+def sees_no_page_that_is_none(own: StepBackend):
     case = StepCase(seed=5)
     placed = place(in_pages(make_step(case), case.problem), case.problem)
     before = own.attend_placed(placed)
@@ -94,14 +92,14 @@ def sees_no_page_that_is_none(own: StepBackend) -> None:
     assert not torch.equal(before[1], lse)
 
 
-def touches_nothing_beyond(name: str, number: int, own: StepBackend) -> None:
+def touches_nothing_beyond(name: str, number: int, own: StepBackend):
     """Change checked tables on the device; stand-ins for devices notice accesses beyond."""
     case = StepCase(bias="coordinates", seed=1)
     step = in_pages(make_step(case), case.problem)
     own.attend_placed(led_astray(step, case.problem, name, number))
 
 
-def writes_no_row_that_there_is_not(own: StepBackend) -> None:
+def writes_no_row_that_there_is_not(own: StepBackend):
     """A step without new rows whose table says that there are some."""
     case = StepCase(bias="coordinates", seed=1)
     step = make_step(case)

@@ -1,6 +1,4 @@
-"""Steps of decoding over a pool of stored rows: spans of all kinds, drawn at random, and what they have to give."""
-
-from __future__ import annotations
+"""Random steps of decoding over a pool of stored rows."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +16,6 @@ from dilkit.op.boundary import lse_dtype
 from dilkit.problem import STORED
 
 TOKENS = 10_000
-"""Positions that there are."""
 
 
 @dataclass(frozen=True)
@@ -84,15 +81,13 @@ def gpu_case(dtypes: tuple[str, str], shape: str, bias: str) -> StepCase:
     return StepCase(dtype, stored, **sizes, bias=bias, softcap=1.5 * (head_dim == 20), sink=head_dim == 64, most=600)
 
 
-def agree(computed: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor], limit: float) -> None:
-    """Raise AssertionError unless `(out, lse)` is right."""
+def agree(computed: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor], limit: float):
     for name, a, b in zip(("out", "lse"), computed, right, strict=True):
         assert a.is_contiguous()
         torch.testing.assert_close(a.double(), b.double(), atol=limit, rtol=limit, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def check_that_nothing_is_seen(attend: Callable[[Step, Problem], tuple[Tensor, Tensor]]) -> None:
-    """Raise AssertionError unless a step without spans gives 0 and -inf, or the sink."""
+def check_that_nothing_is_seen(attend: Callable[[Step, Problem], tuple[Tensor, Tensor]]):
     case, sink = StepCase(), torch.arange(6.0)
     step = make_step(case)
     nothing = step._replace(spans=step.spans[:0], writes=step.writes[:0])

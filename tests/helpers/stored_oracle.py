@@ -1,11 +1,4 @@
-"""The oracle's results of large cases, made on a machine with time for them and taken on one whose time is short.
-
-A file holds for each case the error of plain torch math, which verdicts rest on, and a sample of the exact results. These are
-computed anew in fp64 on the device, and taken if they have the numbers of the sample. With other inputs, other code, or other
-numbers the oracle computes on the CPU, as without the file.
-"""
-
-from __future__ import annotations
+"""The oracle's results of large cases, stored as samples that the device's own fp64 results must match."""
 
 import hashlib
 import json
@@ -30,7 +23,7 @@ SAMPLE, STEP, AGREEMENT = 1024, 7919, 1e-9
 """Numbers kept of each result; a prime number of places between them; the largest error of fp64, in units of the largest."""
 
 
-def store(path: Path, cases: Sequence[Case]) -> None:
+def store(path: Path, cases: Sequence[Case]):
     """Compute the results of `cases`, which have no poisoned sequences, on all cores."""
     with multiprocessing.get_context("spawn").Pool(min(usable_cores(), len(cases))) as pool:
         made = dict(zip((case.name for case in cases), pool.map(_made, cases, chunksize=1), strict=True))
@@ -42,7 +35,7 @@ def store(path: Path, cases: Sequence[Case]) -> None:
 class StoredOracle:
     """Takes the place of `conformance.expected`; `cases` holds what the file has of each case: nothing if it cannot be used."""
 
-    def __init__(self, path: Path, device: str) -> None:
+    def __init__(self, path: Path, device: str):
         self.device, self.computed, self.taken = device, conformance.expected, dict[str, Expected]()
         self.samples, self.cases = dict[str, Any](), dict[str, Any]()
         try:
@@ -55,7 +48,6 @@ class StoredOracle:
             self.cases = facts["cases"]
 
     def expected(self, case: Case) -> Expected:
-        """Return the expected results of `case`, from the file if they are there."""
         if case.name not in self.taken and (exact := self._exact(case)):
             self.taken[case.name] = Expected(exact, self.cases[case.name]["error"])
         return self.taken.get(case.name) or self.computed(case)

@@ -1,6 +1,4 @@
-"""Random patterns with heads they can be applied to, for hypothesis."""
-
-from __future__ import annotations
+"""Random patterns with heads."""
 
 from collections.abc import Callable
 
@@ -23,7 +21,6 @@ from dilkit import (
 from dilkit.pattern import Branch
 
 Heads = tuple[int, int]
-"""Query heads and key/value heads."""
 
 
 @st.composite
@@ -89,7 +86,10 @@ def branches_of_any_kind(draw: st.DrawFn, heads: int, in_model: int, tokens: int
         shape = draw(st.sampled_from([1, in_model])), -(-tokens // block_size), -(-tokens // block_size)
         random = np.random.default_rng(draw(st.integers(0, 99)))
         return BlockSparse(random.random(shape) < draw(st.sampled_from([0.2, 0.7])), block_size, heads=served)
-    return kind(size, draw(st.integers(1, min(size, 6))), heads=served)
+    rate = draw(st.integers(1, min(size, 6)))
+    if kind is SlidingWindow and draw(st.booleans()):  # the sides differ, or one is open
+        return SlidingWindow(dilation_rate=rate, before=size, after=draw(st.integers(-1, 24)), heads=served)
+    return kind(size, rate, heads=served)
 
 
 def has_tokens(pattern: Pattern, seq: int) -> bool:

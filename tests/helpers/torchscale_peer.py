@@ -1,9 +1,4 @@
-"""LongNet's layer as its procedure was published: pad, cut, drop, attend, put back, weigh. And checkouts of those who use it.
-
-`DilatedAttention` has the names of torchscale's class, so that `install` takes it for one.
-"""
-
-from __future__ import annotations
+"""LongNet's layer as its procedure was published, and checkouts of those who use it."""
 
 import importlib
 import importlib.util
@@ -32,11 +27,7 @@ CHECKOUTS = {
 
 
 class DilatedAttention(nn.Module):
-    """The published procedure: branches are weighed without gradients."""
-
-    def __init__(
-        self, args: Any, embed_dim: int, num_heads: int, dropout: float = 0.0, subln: bool = False, **kind: bool
-    ) -> None:
+    def __init__(self, args, embed_dim: int, num_heads: int, dropout: float = 0.0, subln: bool = False, **kind: bool):
         super().__init__()
         self.args, self.embed_dim, self.num_heads, self.head_dim = args, embed_dim, num_heads, embed_dim // num_heads
         self.dropout, self.xpos = dropout, None
@@ -49,7 +40,7 @@ class DilatedAttention(nn.Module):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        incremental_state: Any = None,
+        incremental_state=None,
         key_padding_mask: Tensor | None = None,
         attn_mask: Tensor | None = None,
         rel_pos: Tensor | None = None,
@@ -80,7 +71,7 @@ class DilatedAttention(nn.Module):
         return tuple(x[:, :w].reshape(batch, segments * w, *x.shape[2:])[:, :rows] for x in (out, lse))
 
 
-def by_the_oracle(made: Any, x: Tensor, **options: Any) -> Tensor:
+def by_the_oracle(made, x: Tensor, **options) -> Tensor:
     """Compute the layer with one softmax over all keys, explicit zero keys included."""
     q, k, v = (project(x).unflatten(2, (made.num_heads, -1)) for project in (made.q_proj, made.k_proj, made.v_proj))
     if made.xpos is not None:

@@ -1,6 +1,4 @@
-"""The kernels in Triton as a launch would compile them for a GPU, without one."""
-
-from __future__ import annotations
+"""The kernels in Triton compiled for a GPU, without one."""
 
 import re
 import subprocess
@@ -36,10 +34,10 @@ class FakeDriver:
 
     utils = SimpleNamespace(get_device_properties=lambda device: dict(max_shared_mem=227 * 1024))
 
-    def __init__(self, capability: int) -> None:
+    def __init__(self, capability: int):
         self.capability = capability
 
-    def get_current_target(self) -> Any:
+    def get_current_target(self):
         return GPUTarget("cuda", self.capability, 32)
 
     def get_current_device(self) -> int:
@@ -60,18 +58,18 @@ class FakeHip(FakeDriver):
 
     utils = SimpleNamespace(get_device_properties=lambda device: dict(max_shared_mem=64 * 1024))
 
-    def __init__(self, architecture: str) -> None:
+    def __init__(self, architecture: str):
         super().__init__(int(architecture[3:], 16))
         self.architecture = architecture
 
-    def get_current_target(self) -> Any:
+    def get_current_target(self):
         return GPUTarget("hip", self.architecture, 64)
 
 
 class CompilingLauncher:
     """Compiles what is launched, on tensors of the CPU, with `chosen` sizes for `role`."""
 
-    def __init__(self, role: str, chosen: Sizes) -> None:
+    def __init__(self, role: str, chosen: Sizes):
         self.role, self.chosen, self.compiled = role, chosen, []
 
     def sizes(self, role: str, problem: Problem, low: bool) -> Sizes:
@@ -83,7 +81,7 @@ class CompilingLauncher:
     def counter(self, device: torch.device) -> int:
         return 2**40
 
-    def launch(self, role: str, sizes: Sizes, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
+    def launch(self, role: str, sizes: Sizes, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]):
         if role == self.role:
             self.compiled.append(kernel(role).warmup(*arguments, **constants, **compiling(sizes), grid=(programs,)))
 
@@ -91,7 +89,7 @@ class CompilingLauncher:
 class UncompiledDriver(FakeDriver):
     numbers = count(1000)
 
-    def __init__(self, capability: int) -> None:
+    def __init__(self, capability: int):
         super().__init__(capability)
         self.number = next(self.numbers)
 
@@ -104,7 +102,6 @@ AskedFor = list[str]
 
 @contextmanager
 def asked_for() -> Iterator[AskedFor]:
-    """Collect the kernels that launches need, and compile none."""
     found: AskedFor = []
 
     def note(*, key, fn, **others):
@@ -172,7 +169,7 @@ def compile_step(case: StepCase, target: int | str, folder: Path) -> Compiled:
     return _report(launcher.compiled[-1], folder)
 
 
-def _report(made: Any, folder: Path) -> Compiled:
+def _report(made, folder: Path) -> Compiled:
     if (text := made.asm.get("amdgcn")) is not None:
         names = "vgpr_count", "private_segment_fixed_size", "vgpr_spill_count"
         registers, stack, spills = (int(re.search(rf"\.{name}:\s*(\d+)", text)[1]) for name in names)

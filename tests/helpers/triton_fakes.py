@@ -1,6 +1,4 @@
-"""A stand-in for the launcher of kernels in Triton; Triton itself is not needed."""
-
-from __future__ import annotations
+"""A stand-in for the launcher of kernels in Triton."""
 
 from typing import Any
 
@@ -11,12 +9,12 @@ from dilkit.backends.triton.sizes import Sizes, sizes_for, step_sizes
 from dilkit.problem import Problem
 
 
-def need_triton() -> None:
+def need_triton():
     pytest.importorskip("triton", reason="triton is not installed: make stages, on Linux")
 
 
 class Recorder:
-    def __init__(self) -> None:
+    def __init__(self):
         self.launches: list[tuple[str, Sizes, int, tuple[Any, ...], dict[str, Any]]] = []
 
     def sizes(self, role: str, problem: Problem, low: bool) -> Sizes:
@@ -28,5 +26,5 @@ class Recorder:
     def counter(self, device: torch.device) -> int:
         return 2**40
 
-    def launch(self, *given: Any) -> None:
+    def launch(self, *given):
         self.launches.append(given)

@@ -1,11 +1,4 @@
-"""Runs the tests in every surroundings of `variations.py`, one after another, and shows what became of them as a table.
-
-    python tests/matrix/run.py [--only WORD] [--json] [what pytest takes, such as -m smoke]
-
-A row says how many tests passed, failed and were skipped, or why the whole row was. The exit code is 1 if anything failed.
-"""
-
-from __future__ import annotations
+"""Runs the tests in every surroundings of `variations.py`, one after another."""
 
 import argparse
 import json

@@ -1,6 +1,4 @@
-"""The surroundings that the tests have to pass in: settings of torch, MKL and dilkit, threads, language, path, user, Pythons."""
-
-from __future__ import annotations
+"""The surroundings that the tests have to pass in."""
 
 import os
 import shutil
@@ -24,11 +22,9 @@ MKL = {"default": "SSE4_2", "avx2": "AVX2", "avx512": "AVX512"}
 NEWEST = ("torch", "transformers", "accelerate")
 CXX = ("g++", "c++", "clang++")
 OTHER_USER = 65534
-"""The number of `nobody`."""
 
 
 BASE = getattr(sys, "_base_executable", sys.executable)
-"""This Python outside its virtual environment."""
 
 
 @dataclass(frozen=True)

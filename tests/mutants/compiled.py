@@ -1,7 +1,5 @@
 """Mutants of C, Cython and CUDA: text, each inside one function."""
 
-from __future__ import annotations
-
 from mutants.mutant import Mutant
 
 MUTANTS = (

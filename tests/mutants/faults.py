@@ -1,11 +1,4 @@
-"""Faults of one operator each, found by the syntax tree of Python files: they survive what a refactoring does to a line's text.
-
-A fault is a file, a function, an operator and which of its places in that function, in order:
-
-    dilkit/pattern/runs.py::rows_of::compare::1      the second comparison of rows_of is another one
-"""
-
-from __future__ import annotations
+"""Faults of one operator each in Python: dilkit/pattern/runs.py::rows_of::compare::1 is the second comparison of rows_of."""
 
 import ast
 import random
@@ -89,7 +82,6 @@ def drawn(count: int, seed: int, word: str = "") -> list[Fault]:
 
 @cache
 def _places(file: str, text: str) -> dict[Fault, tuple[ast.expr | ast.stmt, str]]:
-    """Each fault that the file can have: the node, and what replaces it."""
     found, seen = {}, Counter[tuple[str, str]]()
     for function, node in _nodes(ast.parse(text), ""):
         for operator, wrong in _wrong(node):

@@ -1,6 +1,4 @@
-"""A mutant: one line of the product that is made wrong on purpose, and the tests that have to notice."""
-
-from __future__ import annotations
+"""A mutant: a line made wrong, and the tests that have to notice."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ copy/          what git tracks, and what is new and not ignored
 environment/   a virtual environment: the copy, editable, before all packages of the present one
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sqlite3
@@ -29,12 +27,11 @@ BUILT = ("*.so", "_*.c")
 class Place:
     """The copy in `folder`; an existing one is updated and keeps its builds."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path):
         self.root, self.environment = folder / "copy", folder / "environment"
         self.python, self.reached = self.environment / "bin" / "python", folder / "reached"
 
-    def prepare(self) -> None:
-        """Make or renew it. Raises RuntimeError where that fails."""
+    def prepare(self):
         listed = subprocess.run(
             ["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True, text=True
         )
@@ -47,7 +44,7 @@ class Place:
         if any(not Path(line).is_relative_to(self.root) for line in self._run("-c", code).splitlines()):
             raise RuntimeError("the environment finds another dilkit before the copy")
 
-    def build(self, extension: str) -> None:
+    def build(self, extension: str):
         """Build one extension anew, and no other. Raises RuntimeError where the compiler refuses it."""
         with tempfile.TemporaryDirectory() as folder:  # what was built before of others, with their faults, is not put in place
             options = ("--inplace", f"--build-lib={folder}/lib", f"--build-temp={folder}/temp")
@@ -97,7 +94,7 @@ class Place:
             for pattern in BUILT:
                 yield from (self.root / folder).rglob(pattern)
 
-    def _install(self) -> None:
+    def _install(self):
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(self.environment)], check=True)
         (own,) = self.environment.glob("lib/python*/site-packages")
         # Their own .pth files are not read, so that no other checkout is found: lines of this one are appended to sys.path.

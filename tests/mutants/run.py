@@ -1,14 +1,7 @@
-"""Makes the product wrong in one place after another, and shows which of the places the default tests miss.
+"""Puts faults into a copy of the checkout, and shows which the default tests miss. `--random N`: faults of Python.
 
-    python tests/mutants/run.py [--random 150] [--seed 0] [--only WORD] [--json] [--folder FOLDER]
-
-Without `--random`: the faults of C, Cython and CUDA in `compiled.py`, each with its tests. With it: faults of Python, drawn by
-`faults.py`, with the tests that reach them in the folder that mirrors the file's, or else the package's. Tests run on a copy of
-the checkout, by the selection of `make test`. "killed": one failed. "LIVES": all passed, or none reaches it. "does not apply":
-there is no such place. Exit code 1 if one lives or does not apply.
+"killed": a test failed. "LIVES": all passed, or none reaches it. Exit code 1 if one lives or does not apply.
 """
-
-from __future__ import annotations
 
 import argparse
 import importlib.util
@@ -66,7 +59,6 @@ def main() -> int:
 
 
 def tried(chosen: list[Mutant] | list[Fault], place: Place, as_json: bool) -> int:
-    """Try these mutants, print what became of them, and return the exit code."""
     print("a copy of the checkout is being made, and its tests run as they are ...", file=sys.stderr, flush=True)
     place.prepare()
     tests = dict.fromkeys(test for mutant in chosen if not missing(mutant.needs) for test in mutant.tests.split())

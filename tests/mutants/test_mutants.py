@@ -1,14 +1,11 @@
 """Every mutant of C fits the product; faults of Python are found by their syntax; `run.py` tries both."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
 from helpers.project import ROOT
 from mutants.compiled import MUTANTS
 from mutants.faults import Fault, _places, drawn
-from mutants.mutant import Mutant
 
 SOURCE = '''\
 class Runs:
@@ -24,14 +21,14 @@ class Runs:
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.breaks)
-def test_a_mutant_fits(mutant: Mutant) -> None:
+def test_a_mutant_fits(mutant):
     assert mutant.applied_in(ROOT)
     for test in mutant.tests.split():
         file, *names = test.split("::")
         assert all(re.search(rf"^def {name}\b", (ROOT / file).read_text(), re.MULTILINE) for name in names), test
 
 
-def test_faults_of_python_are_in_the_code_of_functions() -> None:
+def test_faults_of_python_are_in_the_code_of_functions():
     found = {f"{fault.operator} {fault.nth}": fault.applied(SOURCE) for fault in _places("runs.py", SOURCE)}
     changed = {name: [line for line in text.splitlines() if line not in SOURCE] for name, text in found.items()}
     assert changed == {
@@ -53,7 +50,7 @@ def test_faults_of_python_are_in_the_code_of_functions() -> None:
         Fault("runs.py", "Runs.below", "join", 2).applied(SOURCE)
 
 
-def test_drawn_faults_are_the_same_for_a_seed() -> None:
+def test_drawn_faults_are_the_same_for_a_seed():
     faults = drawn(20, 3, "dilkit/op")
     assert faults == drawn(20, 3, "dilkit/op") != drawn(20, 4, "dilkit/op")
     for fault in faults:

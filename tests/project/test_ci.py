@@ -1,4 +1,4 @@
-"""CI: what it hides from a newcomer, and the tests that it chooses."""
+"""CI."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from matrix.variations import variations
 
 
 @pytest.fixture
-def newcomer(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def newcomer(monkeypatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT / ".ci"))
     import newcomer
 
     return newcomer
 
 
-def test_what_a_newcomer_may_lack_is_hidden(newcomer: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_newcomer_may_lack_is_hidden(newcomer, tmp_path, monkeypatch):
     for name in ("VIRTUAL_ENV", "DILKIT_CPU_ISA", "PYTEST_ADDOPTS"):
         monkeypatch.setenv(name, "x")
     (tmp_path / "made").mkdir()
@@ -32,7 +32,7 @@ def test_what_a_newcomer_may_lack_is_hidden(newcomer: ModuleType, tmp_path: Path
     assert not [name for name in newcomer.CXX if shutil.which(name, path=found["PATH"])]
 
 
-def test_its_rows_are_in_the_matrix(newcomer: ModuleType) -> None:
+def test_its_rows_are_in_the_matrix(newcomer):
     names = {variation.name for variation in variations()}
     running = {"Python {}.{}".format(*sys.version_info)}
     assert {*newcomer.ROWS} <= names | running
@@ -56,7 +56,7 @@ FILES = {
 }
 
 
-def test_a_change_chooses_the_tests_that_depend_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_chooses_the_tests_that_depend_on_it(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / ".ci"))
     monkeypatch.delitem(sys.modules, "reach", raising=False)
     import reach
@@ -89,13 +89,13 @@ def items() -> list[Any]:
     return [SimpleNamespace(nodeid=node, fixturenames=(), get_closest_marker=lambda name: None) for node in nodes]
 
 
-def test_four_shares_have_each_test_once(items: list[Any]) -> None:
+def test_four_shares_have_each_test_once(items):
     found = [shares.of_share(items, number, 4) for number in (1, 2, 3, 4)]
     assert sorted(node for share in found for node in share) == sorted(item.nodeid for item in items)
     assert all(len(share) > 6 for share in found)
 
 
-def test_quick_tests_that_did_not_pass_run_again(items: list[Any]) -> None:
+def test_quick_tests_that_did_not_pass_run_again(items):
     cache = SimpleNamespace(get=lambda key, default: {"passed": [item.nodeid for item in items[3:]]})
     options = {"--share": None, "--also": None, "--not-passed": True}
     config = SimpleNamespace(cache=cache, getoption=options.get, hook=SimpleNamespace(pytest_deselected=lambda items: None))

@@ -1,4 +1,4 @@
-"""The pages say what the code does: their Python runs, their generated parts are current, their commands are understood."""
+"""The pages against the code."""
 
 import re
 import shlex
@@ -107,14 +107,15 @@ def test_every_public_name_is_in_the_api_page():
 
 
 def commands() -> list[list[str]]:
-    """Every call of `dilkit` in the consoles on the pages, without a launcher before it.
+    """Every call of `dilkit` in the consoles on the pages, without a launcher before it, and in `--help`.
 
     The page on adding a backend, whose commands need that backend, is followed by a test of its own.
     """
     pages = [page for page in PAGES if page.name != "adding-a-backend.md"]
     consoles = "".join(block for page in pages for block in CONSOLE.findall(page.read_text()))
     words = [shlex.split(line.removeprefix("$ "), comments=True) for line in consoles.splitlines() if line.startswith("$ ")]
-    return [line[line.index("dilkit") + 1 :] for line in words if "dilkit" in line]
+    examples = [[name, *shlex.split(arguments)] for name, pair in cli.COMMANDS.items() for arguments in pair]
+    return [line[line.index("dilkit") + 1 :] for line in words if "dilkit" in line] + examples
 
 
 @pytest.mark.parametrize("command", commands(), ids=" ".join)

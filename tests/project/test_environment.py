@@ -1,6 +1,4 @@
-"""The stages of the environment: what each installs, which torch is chosen, and when an environment that is there is used."""
-
-from __future__ import annotations
+"""The stages of the environment."""
 
 import os
 import re
@@ -27,13 +25,13 @@ def virtual(tmp_path: Path) -> Path:
     return folder / "bin" / "python"
 
 
-def test_every_target_can_be_made() -> None:
+def test_every_target_can_be_made():
     for target in TARGETS:
         done = run("make", "--dry-run", target, cwd=ROOT)
         assert (done.returncode, done.stderr) == (0, ""), f"make {target}: {done.stderr}"
 
 
-def test_a_virtual_environment_with_torch_is_used_as_it_is(virtual: Path) -> None:
+def test_a_virtual_environment_with_torch_is_used_as_it_is(virtual):
     noted = succeed(str(virtual), MACHINE, "--reused", cwd=ROOT).strip()
     assert re.fullmatch(r"build/reused/\w{12}", noted)
     planned = succeed("make", "--dry-run", "demo", f"PYTHON={virtual}", cwd=ROOT)

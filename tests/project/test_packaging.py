@@ -43,7 +43,6 @@ def called(call: ast.Call) -> str:
 
 @cache
 def imported_modules(path) -> set[str]:
-    """Return every module that a file imports or names, and `package.name` for each name of a package."""
     found = set()
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
@@ -106,7 +105,6 @@ def test_arrows_only_go_down(folder):
 
 
 def test_no_import_circle():
-    """No file imports, at its top or in a function, a file that in turn needs it."""
     files = {module_name(path): path for folder in ROOTS.values() for path in sources(folder)}
     waiting = {name: {m for m in imports_in(path) if m in files and m != name} for name, path in files.items()}
     while free := [name for name, needs in waiting.items() if not needs]:

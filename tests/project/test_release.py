@@ -1,4 +1,4 @@
-"""What a release is made with: its version in every place, and the SBOM of a wheel."""
+"""Versions and the SBOM."""
 
 import base64
 import hashlib

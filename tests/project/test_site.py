@@ -1,4 +1,4 @@
-"""The site of docs/: it is built of every page, and loads nothing from elsewhere."""
+"""The site of docs/."""
 
 import re
 import sys

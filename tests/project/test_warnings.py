@@ -9,7 +9,6 @@ from helpers.project import ROOT, build_script
 
 WARNINGS = ("-std=gnu11", "-O2", "-pthread", "-Wall", "-Wextra", "-Wconversion", "-Werror")
 COMPILERS = {"gcc": "gcc", "clang": "clang", "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu"}
-"""Each with its Debian package."""
 
 
 def sources() -> list[str]:

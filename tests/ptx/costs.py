@@ -50,8 +50,6 @@ NUMBERS = {"forward": 1, "dots": 1, "dquery": 2, "dkeyvalue": 2}
 
 @dataclass(frozen=True)
 class Counted:
-    """Instructions of one launch of kernel `name`."""
-
     name: str
     tiles: int
     run: int
@@ -132,7 +130,6 @@ def problems() -> Iterator[tuple[str, int, str, Capability]]:
 
 
 def costs(name: str, head_dim: int, dtype: str, capability: Capability) -> Iterator[Row]:
-    """A row for each launch, forward and backward."""
     problem = CONFIGURATIONS[name]._replace(heads=1).problem(head_dim, dtype=dtype, requires_grad=True)
     seen: dict[str, int] = {}
     for role, one in launches(problem, FewTiles(capability)):

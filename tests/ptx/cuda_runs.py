@@ -1,4 +1,4 @@
-"""What the CUDA kernels are run on without a GPU: cases of the problem list, each with the capability of a device."""
+"""Cases for the CUDA kernels without a GPU."""
 
 from __future__ import annotations
 

@@ -1,12 +1,4 @@
-"""Breaks the PTX of the kernels in one place after another, and shows whether the emulator notices.
-
-    python tests/ptx/mutations.py [--kernel TEXT] [--each N] [--only TEXT] [--out FILE] [--anew]
-
-For every kernel and kind of fault, N places are tried, spread over all there are. A fault is caught where a run is refused or
-its results are wrong; `faults.py` explains the others. Results for a kernel's default number of places are added to
-docs/results/ptx.json; a kernel that is there is broken again only if it or the emulator has changed. Exit code 1 if a fault
-lives that is not explained, or is caught although it is.
-"""
+"""Breaks the PTX of the kernels in one place after another, and shows whether the emulator notices."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""Runs the PTX of every kernel for GPUs on the CPU, over the lists of the kernels' tests, and compares with the oracle.
-
-    python tests/ptx/run.py [--backend NAME] [--seed N] [--only TEXT] [--share I/N] [--out FILE] [--anew]
-
-Trials that docs/results/ptx.json has of the same kernels do not run again, unless they were wrong; the others are added to it. A
-trial's name and printed seed repeat it, with the order of warps. The last lines are reasons of skipped trials; Ctrl-C ends a run
-early. Exit code 1 if a trial fails, not all are run, or all are skipped.
-"""
+"""Runs the PTX of every kernel for GPUs on the CPU against the oracle; docs/results/ptx.json has the results."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""What is kept of trials from run to run, of which kernels it is, and what is said of it."""
-
-from __future__ import annotations
+"""Stored trials."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from ptx.run import brought_up_to_date, is_known, read, write
@@ -14,7 +11,6 @@ from dilkit.tools.bench.suites import ptx as report
 from dilkit.tools.results.file import new_result
 from dilkit.tools.results.rows import Row, RowsResult
 
-Files = dict[str, str]
 TRIALS = SINGLE[:3]
 FIRST, SECOND, THIRD = TRIALS
 OWN = report.digest("cupy_raw")
@@ -30,7 +26,7 @@ def outcome(number: int, reason: str = "", skipped: str = "") -> Outcome:
     return Outcome(TRIALS[number], 5, reason, 1.0, 30.0, skipped)
 
 
-def test_what_was_run_is_not_run_again_but_what_was_wrong(tmp_path: Path) -> None:
+def test_what_was_run_is_not_run_again_but_what_was_wrong(tmp_path):
     rows = brought_up_to_date([], TRIALS, [outcome(0), outcome(1, reason="off")])
     [row] = rows
     assert (row.values["trials"], report.ended(row), row.values["seconds"], row.values["source"]) == (3, 2, 60.0, OWN)
@@ -48,7 +44,7 @@ def test_what_was_run_is_not_run_again_but_what_was_wrong(tmp_path: Path) -> Non
     assert read(tmp_path / "ptx.json") == ([], []), "of kernels that have changed nothing is known"
 
 
-def test_what_was_run_of_the_kernels_of_today_is_counted_by_kind_of_gpu() -> None:
+def test_what_was_run_of_the_kernels_of_today_is_counted_by_kind_of_gpu():
     def result(*rows):
         return new_result(RowsResult, probe("cpu"), kind="ptx", rows=rows)
 
@@ -75,7 +71,7 @@ def test_what_was_run_of_the_kernels_of_today_is_counted_by_kind_of_gpu() -> Non
         ),
     ],
 )
-def test_a_digest_is_of_code_wherever_it_is(files: Files, alike: Files, other: Files, tmp_path: Path) -> None:
+def test_a_digest_is_of_code_wherever_it_is(files, alike, other, tmp_path):
     def digest_of(files):
         for name, text in files.items():
             (tmp_path / name).write_text(text)
@@ -85,6 +81,6 @@ def test_a_digest_is_of_code_wherever_it_is(files: Files, alike: Files, other: F
     assert report.code_digest([], "more") != report.code_digest([])
 
 
-def test_every_backend_has_sources() -> None:
+def test_every_backend_has_sources():
     nothing = report.code_digest([])
     assert len({nothing, *map(report.digest, report.SOURCES)}) == 1 + len(report.SOURCES)

@@ -1,10 +1,7 @@
-"""The PTX of the kernels on the CPU: a small case of each kernel, faults that have to be noticed, and counts."""
-
-from __future__ import annotations
+"""The PTX of the kernels on the CPU."""
 
 import shutil
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -31,7 +28,7 @@ needs_numba = pytest.mark.skipif(
     not is_installed("numba_cuda"), reason="numba-cuda is not installed with compilers: make kernels"
 )
 slow = pytest.mark.slow
-SIZES: dict[str, Any] = dict(seq=64, heads=1, kv_heads=1, batch=1, head_dim=64, dtype="float16")
+SIZES = dict(seq=64, heads=1, kv_heads=1, batch=1, head_dim=64, dtype="float16")
 SMALL = Case(feature="PTX", variant="", pattern=Pattern([64], [1]), **SIZES)
 FORWARD = Case(feature="PTX", variant="forward", pattern=Pattern([64], [1]), seq=33, heads=1, batch=1, gradients=False)
 ROUNDED = [Trial("sizes", capability, SMALL, rounded=True) for capability in ((7, 5), (8, 0), (9, 0))]
@@ -46,7 +43,7 @@ SKIPPED = "forward for sm_90a has wgmma, which the emulator does not model"
     [TENSOR[0], *(pytest.param(trial, marks=slow) for trial in (*TENSOR[1:], *SINGLE, *STEP, *ROUNDED))],
     ids=lambda trial: trial.name,
 )
-def test_kernels_in_cuda_are_right_as_ptx(trial: Trial) -> None:
+def test_kernels_in_cuda_are_right_as_ptx(trial):
     outcome = run(trial, seed=int(trial.rounded))
     assert not outcome.reason, outcome
     assert not trial.rounded or measured(trial.capability).group
@@ -66,7 +63,7 @@ def test_kernels_in_cuda_are_right_as_ptx(trial: Trial) -> None:
     ],
     ids=lambda x: x.name if isinstance(x, Case) else None,
 )
-def test_kernels_in_python_are_right_as_ptx(backend: str, capability: Any, case: Any, launches: int, skipped: str) -> None:
+def test_kernels_in_python_are_right_as_ptx(backend, capability, case, launches, skipped):
     """Lanes may fuse their own product with another lane's sum, so that the weights of a bias have two right sums."""
     outcome = run(Trial("list", capability, case, backend=backend), seed=0)
     assert (outcome.reason, outcome.skipped) == ("", skipped)
@@ -81,7 +78,7 @@ def test_kernels_in_python_are_right_as_ptx(backend: str, capability: Any, case:
         *(pytest.param("float32", dim, one, marks=slow) for dim in (8, 40, 64, 256) for one in ((8, 0), (9, 0))),
     ],
 )
-def test_results_of_calls_are_merged_rightly_as_ptx(dtype: str, head_dim: int, capability: tuple[int, int]) -> None:
+def test_results_of_calls_are_merged_rightly_as_ptx(dtype, head_dim, capability):
     """All warps hold the lse of a row, and one of them writes it: it must not do so before the others have read it."""
     from ptx.launches.from_triton import redirected
 
@@ -93,7 +90,7 @@ def test_results_of_calls_are_merged_rightly_as_ptx(dtype: str, head_dim: int, c
 
 
 @needs_numba
-def test_sums_of_numba_are_right_as_ptx() -> None:
+def test_sums_of_numba_are_right_as_ptx():
     problem = Problem(pattern=Pattern([32], [1]), seq=40, heads=2, head_dim=16, batch=1, requires_grad=True)
     a, b, delta = torch.randn(1, 40, 2, 16), torch.randn(1, 40, 2, 16), torch.zeros(1, 2, 40)
     with opened("numba_cuda", (8, 0), Options()) as (backend, _):
@@ -125,20 +122,20 @@ CUDA_FAULTS = [
     ],
     ids=str,
 )
-def test_faults_are_noticed(mutation: tuple[str, str, int, int], said: str) -> None:
+def test_faults_are_noticed(mutation, said):
     reason = caught(Mutation(*mutation))
     assert reason
     assert said in reason
 
 
-def test_trials_have_names_of_their_own() -> None:
+def test_trials_have_names_of_their_own():
     names = [trial.name for trial in every_trial()]
     assert len(set(names)) == len(names) > 0
 
 
 @slow
 @needs_cupy
-def test_what_a_launch_issues_is_counted() -> None:
+def test_what_a_launch_issues_is_counted():
     with opened("cupy_raw", (8, 0), Options(counted=True)) as (backend, emulator), registered(backend) as name:
         assert check(name, SMALL).verdict == "passed"
     counts = emulator.counts["mma_forward"]
@@ -158,7 +155,7 @@ def test_what_a_launch_issues_is_counted() -> None:
 
 @slow
 @needs_cupy
-def test_what_the_kernels_issue_is_what_the_page_says() -> None:
+def test_what_the_kernels_issue_is_what_the_page_says():
     result = read_result(ROOT / "docs/results/costs.json", RowsResult, "costs")
     if result.facts["nvrtc"] != ".".join(map(str, compiler_version())):
         pytest.skip(f"the page was made with NVRTC {result.facts['nvrtc']}")

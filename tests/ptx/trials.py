@@ -1,4 +1,4 @@
-"""Trials of the kernels' PTX: lists of problems and steps for each backend and kind of GPU, and the run of one of them."""
+"""Trials of the kernels' PTX for each backend and kind of GPU."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
-"""The argument of the CUDA kernels: numpy's layout of the structs against the C compiler's, and their values."""
-
-from __future__ import annotations
+"""The argument of the CUDA kernels."""
 
 import re
 import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +21,7 @@ STRUCTS = {"View": VIEW, "StepTables": STEP, "Args": ARGUMENTS, "Tile": TILE, "B
 TYPES = r"\b(void|long long|short|int|float|View|StepTables|const|unsigned char|unsigned|Tile|Branch)\b"
 
 
-def test_numpy_lays_out_the_structs_as_c_does(tmp_path: Path) -> None:
+def test_numpy_lays_out_the_structs_as_c_does(tmp_path):
     texts = re.findall(r"typedef struct (\{.*?\}) (\w+);", HEADER.read_text(), re.DOTALL)
     wanted = {name: body for body, name in texts if name in STRUCTS}
     assert {name: re.findall(r"\w+", re.sub(TYPES, "", body)) for name, body in wanted.items()} == {
@@ -40,7 +37,7 @@ def test_numpy_lays_out_the_structs_as_c_does(tmp_path: Path) -> None:
     assert sum(part.size for part in PARTS) == ARGUMENTS.itemsize
 
 
-def test_arguments_hold_what_the_problem_and_the_tensors_are() -> None:
+def test_arguments_hold_what_the_problem_and_the_tensors_are():
     sizes = dict(seq=20, heads=4, kv_heads=2, head_dim=8, batch=3, scale=2.0)
     problem = Problem(pattern=Pattern([8, 16], [1, 2], overlap="once"), **sizes)
     q, k = torch.zeros(3, 20, 4, 8), torch.zeros(3, 40, 2, 8)[:, ::2]
@@ -60,9 +57,7 @@ def test_arguments_hold_what_the_problem_and_the_tensors_are() -> None:
     ("dtype", "last_without", "first_with"),
     [("float32", (12, 0), None), ("float16", (7, 0), (7, 5)), ("bfloat16", (7, 5), (8, 0))],
 )
-def test_tensor_cores_serve_half_types_where_they_are(
-    dtype: str, last_without: tuple[int, int], first_with: tuple[int, int] | None
-) -> None:
+def test_tensor_cores_serve_half_types_where_they_are(dtype, last_without, first_with):
     for role in ("forward", "dquery", "dkeyvalue"):
         for capability in ((5, 2), last_without):
             assert kernel_for(role, dtype, 64, capability).name.startswith("fp32")
@@ -70,7 +65,7 @@ def test_tensor_cores_serve_half_types_where_they_are(
             assert kernel_for(role, dtype, 64, capability).name.startswith("mma")
 
 
-def test_every_head_dim_and_role_has_a_kernel() -> None:
+def test_every_head_dim_and_role_has_a_kernel():
     for role in (*ROLES, "stored"):
         for head_dim in range(1, 129):
             for dtype, storage in STORAGE.items():

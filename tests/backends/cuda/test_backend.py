@@ -1,14 +1,8 @@
-"""The backend of the CUDA kernels, by a launcher that records: which kernels run, over which tiles, with what memory.
-
-Of packed sequences nobody looks at the lengths; of scores that know positions, what kernels are compiled with.
-"""
-
-from __future__ import annotations
+"""The backend of the CUDA kernels, by a launcher that records."""
 
 import random
 import re
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -35,7 +29,7 @@ GROUPS = Pattern([256, 512, 512], [1, 4, 64])
 PASCAL = (6, 1)
 
 
-def pose(**fields: Any) -> Problem:
+def pose(**fields) -> Problem:
     return Problem(**{**dict(pattern=GROUPS, seq=500, heads=4, kv_heads=2, head_dim=16, batch=2), **fields})
 
 
@@ -53,7 +47,7 @@ def backend(launcher: RecordingLauncher) -> CupyRaw:
     return CupyRaw(launcher, PASCAL)
 
 
-def test_the_kernels_of_gradients_get_lse_contiguous(launcher: RecordingLauncher, backend: CupyRaw) -> None:
+def test_the_kernels_of_gradients_get_lse_contiguous(launcher, backend):
     problem = pose(requires_grad=True)
     q, k, v = Tensors.random(problem).qkv
     lse = torch.zeros(2, 500, 4).transpose(1, 2)
@@ -76,7 +70,7 @@ def test_the_kernels_of_gradients_get_lse_contiguous(launcher: RecordingLauncher
     ],
     ids=["many tiles", "fewer than run at once", "tall ones half empty", "tall ones in more groups", "causal"],
 )
-def test_tall_tiles_where_they_suit(resident: int, options: dict[str, Any], rows: int) -> None:
+def test_tall_tiles_where_they_suit(resident, options, rows):
     launcher = RecordingLauncher(resident)
     problem = pose(seq=512, dtype="bfloat16", **options)
     CupyRaw(launcher, (9, 0)).forward(Inputs(*Tensors.random(problem).qkv), problem)
@@ -85,7 +79,7 @@ def test_tall_tiles_where_they_suit(resident: int, options: dict[str, Any], rows
 
 
 @pytest.mark.parametrize(("resident", "counted"), [(3, True), (10**6, False)])
-def test_resident_blocks_take_the_tiles_in_turns(resident: int, counted: bool) -> None:
+def test_resident_blocks_take_the_tiles_in_turns(resident, counted):
     launcher = RecordingLauncher(resident)
     problem = pose()
     CupyRaw(launcher, PASCAL).forward(Inputs(*Tensors.random(problem).qkv), problem)
@@ -95,7 +89,7 @@ def test_resident_blocks_take_the_tiles_in_turns(resident: int, counted: bool) -
         assert launch.counter == (0 if counted else None)
 
 
-def test_launches_of_a_role_share_a_counter(backend: CupyRaw, launcher: RecordingLauncher) -> None:
+def test_launches_of_a_role_share_a_counter(backend, launcher):
     counters = iter([8, 16])
     launcher.counter = lambda device: next(counters)
     launcher.launch = lambda kernel, blocks, arguments, device: launcher.launches.append(int(arguments["counter"]))
@@ -104,7 +98,7 @@ def test_launches_of_a_role_share_a_counter(backend: CupyRaw, launcher: Recordin
     assert launcher.launches == [8, 8, 16, 16]
 
 
-def test_a_group_without_tiles_is_not_launched(launcher: RecordingLauncher, backend: CupyRaw) -> None:
+def test_a_group_without_tiles_is_not_launched(launcher, backend):
     problem = pose(pattern=Pattern([64, 512], [1, 64], heads=[None, (3, 4)]), seq=3, kv_heads=4)
     assert [len(group.query_tiles) > 0 for group in schedule(problem, 64).groups] == [True, False]
     backend.forward(Inputs(*Tensors.random(problem).qkv), problem)
@@ -128,16 +122,14 @@ def misaligned(x: Tensor) -> Tensor:
         (lambda x: x[:1].expand(x.shape), 16, 1),
     ],
 )
-def test_wide_loads_only_where_every_row_allows_them(
-    launcher: RecordingLauncher, backend: CupyRaw, change: Any, head_dim: int, vector: int
-) -> None:
+def test_wide_loads_only_where_every_row_allows_them(launcher, backend, change, head_dim, vector):
     problem = pose(head_dim=head_dim)
     q, k, v = Tensors.random(problem).qkv
     backend.forward(Inputs(q, k, change(v)), problem)
     assert {launch.kernel.macros["VECTOR"] for launch in launcher.launches} == {vector}
 
 
-def test_strides_that_are_never_taken_do_not_count(launcher: RecordingLauncher, backend: CupyRaw) -> None:
+def test_strides_that_are_never_taken_do_not_count(launcher, backend):
     problem = pose(batch=1)
     q, k, v = Tensors.random(problem).qkv
     backend.forward(Inputs(q.as_strided(q.shape, (7, *q.stride()[1:])), k, v), problem)
@@ -145,13 +137,13 @@ def test_strides_that_are_never_taken_do_not_count(launcher: RecordingLauncher, 
 
 
 @pytest.mark.parametrize(("apart", "vector"), [(2**30, False), (2**30 - 4, True)])
-def test_no_wide_loads_of_rows_too_far_apart(apart: int, vector: bool) -> None:
+def test_no_wide_loads_of_rows_too_far_apart(apart, vector):
     problem, strides = pose(batch=1, seq=2, heads=1, kv_heads=1), ((0, apart, 16), *[(0, 0, 0)] * (len(VIEWS) - 1))
     call = prepared_launches.LaunchFacts("forward", problem, CPU, 2, None, strides, True, RecordingLauncher(), PASCAL, None)
     assert role_launches(call).kernel.macros["VECTOR"] == vector
 
 
-def test_tables_are_copied_once(backend: CupyRaw, launcher: RecordingLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_are_copied_once(backend, launcher, monkeypatch):
     problem = pose()
     plan.cache_clear()
     for _ in range(2):
@@ -161,7 +153,7 @@ def test_tables_are_copied_once(backend: CupyRaw, launcher: RecordingLauncher, m
     assert first["tiles"] == second["tiles"]
 
 
-def test_a_prepared_launch_has_the_addresses_of_its_call(backend: CupyRaw, launcher: RecordingLauncher) -> None:
+def test_a_prepared_launch_has_the_addresses_of_its_call(backend, launcher):
     """Also those of tables that were dropped from the cache, and made again elsewhere."""
     problem, elsewhere = pose(key_padding_mask=True), list[Tensor]()
     role_launches.cache_clear()
@@ -180,7 +172,7 @@ def test_a_prepared_launch_has_the_addresses_of_its_call(backend: CupyRaw, launc
     assert launcher.launches[0].arguments["tiles"] != launcher.launches[2].arguments["tiles"]
 
 
-def test_launches_are_prepared_for_each_device_layout_and_number_of_sequences() -> None:
+def test_launches_are_prepared_for_each_device_layout_and_number_of_sequences():
     launcher, strides = RecordingLauncher(), ((0, 64, 16), *[(0, 0, 0)] * (len(VIEWS) - 1))
     launcher.resident = lambda kernel, device: 7 + device.index
     call = prepared_launches.LaunchFacts(
@@ -193,7 +185,7 @@ def test_launches_are_prepared_for_each_device_layout_and_number_of_sequences() 
     assert len({x.launches[0].counts for x in prepared}) == 4, "of neither device nor alignment"
 
 
-def test_forward_alone_copies_no_tiles_of_keys(backend: CupyRaw, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forward_alone_copies_no_tiles_of_keys(backend, monkeypatch):
     problem = pose()
     plan.cache_clear()
     backend.forward(Inputs(*Tensors.random(problem).qkv), problem)
@@ -203,7 +195,7 @@ def test_forward_alone_copies_no_tiles_of_keys(backend: CupyRaw, monkeypatch: py
     assert found.nbytes == found.data.nbytes == sum(group.branches.nbytes + group.query_tiles.nbytes for group in groups)
 
 
-def test_what_a_graph_captured_stays(backend: CupyRaw, launcher: RecordingLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_graph_captured_stays(backend, launcher, monkeypatch):
     problem, captures = pose(seq=444), True
     monkeypatch.setattr("dilkit.backends.tiles.kept.capturing", lambda device: captures)
     plan.cache_clear()
@@ -222,7 +214,7 @@ def test_what_a_graph_captured_stays(backend: CupyRaw, launcher: RecordingLaunch
 
 
 @pytest.mark.parametrize("resident", [10**6, 4])
-def test_nothing_but_torch_allocates_and_only_results(backend: CupyRaw, monkeypatch: pytest.MonkeyPatch, resident: int) -> None:
+def test_nothing_but_torch_allocates_and_only_results(backend, monkeypatch, resident):
     problem, made = pose(requires_grad=True), []
     backend.launcher = RecordingLauncher(resident)
     q, k, v = Tensors.random(problem).qkv
@@ -239,7 +231,7 @@ def test_nothing_but_torch_allocates_and_only_results(backend: CupyRaw, monkeypa
     assert [x.shape for x in made] == [lse.shape, q.shape, k.shape, v.shape]
 
 
-def test_too_many_tiles_are_refused(backend: CupyRaw, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_tiles_are_refused(backend, monkeypatch):
     problem = pose()
     monkeypatch.setattr(prepared_launches, "MOST_ITEMS", 10)
     with pytest.raises(ValueError, match=r"tiles over the batch, at most 10; use a smaller batch"):
@@ -264,12 +256,12 @@ SCATTERED = GlobalTokens(random.Random(0).sample(range(500), 220))
         (dict(pattern=Pattern([4] * 33, [1] * 33, overlap="once")), 'branches 33: at most 32 with overlap="once"'),
     ],
 )
-def test_refusals(fields: dict[str, Any], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals(fields, text, monkeypatch):
     monkeypatch.setattr("dilkit.backend._installed", lambda module: True)
     assert re.match(text, "; ".join(map(str, CupyRaw().refusals(pose(**dict(device=Device.assume("sm_80")) | fields)))))
 
 
-def test_without_cupy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cupy_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr("dilkit.backend._installed", lambda module: module != "cupy")
     [refusal] = CupyRaw().refusals(pose(device=Device.assume("sm_80")))
     assert str(refusal) == "module cupy: not installed (pip install 'dilkit[cuda]')"
@@ -291,7 +283,7 @@ def test_without_cupy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
         ("sm_90", "bfloat16", "tensor cores; mma_forward"),
     ],
 )
-def test_detail_says_what_would_run_and_why(device: str, dtype: str, text: str) -> None:
+def test_detail_says_what_would_run_and_why(device, dtype, text):
     problem = pose(device=Device.assume(device), dtype=dtype)
     assert CupyRaw().detail(problem).startswith(text)
     with_gradients = CupyRaw().detail(replace(problem, requires_grad=True))
@@ -305,12 +297,12 @@ PATTERN = Pattern([64, 256, 512], [1, 4, 64])
 LENGTHS = [0, 5, 300, 0, 1, 512, 64]
 
 
-def packed(**options: Any) -> Problem:
+def packed(**options) -> Problem:
     return Problem(**{**dict(pattern=PATTERN, seq=512, heads=4, kv_heads=2, head_dim=16, varlen=True), **options})
 
 
 @pytest.mark.parametrize("kind", [QUERIES, KEYS])
-def test_each_row_of_each_sequence_is_in_one_tile(kind: str) -> None:
+def test_each_row_of_each_sequence_is_in_one_tile(kind):
     """Tiles begin before a sequence's end, and the last one ends with it."""
     heads = 4 if kind == QUERIES else 2
     first, *_ = device_schedule(packed(), 64, kind, CPU).groups
@@ -328,7 +320,7 @@ def test_each_row_of_each_sequence_is_in_one_tile(kind: str) -> None:
         assert sorted(found) == [(head, row) for head in range(heads) for row in range(length)]
 
 
-def test_nothing_is_read_of_the_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_read_of_the_lengths(monkeypatch):
     """Reading would wait for a GPU; one preparation serves all lengths."""
 
     def refuse(*_):
@@ -353,7 +345,7 @@ def test_nothing_is_read_of_the_lengths(monkeypatch: pytest.MonkeyPatch) -> None
     assert all(x.kernel.macros["PACKED"] and x.arguments["starts"] and x.arguments["tile_ends"] for x in others)
 
 
-def test_rows_are_numbered_in_32_bits() -> None:
+def test_rows_are_numbered_in_32_bits():
     q = torch.zeros(1, 1, 4, 16).expand(1, MAX_SEQ + 1, 4, 16)
     with pytest.raises(ValueError, match=f"query has {MAX_SEQ + 1} rows; at most {MAX_SEQ} in all sequences"):
         CupyRaw(RecordingLauncher(), FP32).launch_role("forward", dict(query=q, key=q, value=q), packed())
@@ -367,7 +359,7 @@ def macros(problem: Problem, role: str) -> tuple[tuple[str, int], ...]:
     return scores.macros(role, problem.softcap > 0, problem.bias)
 
 
-def test_a_kernel_is_compiled_with_what_a_call_has_alone() -> None:
+def test_a_kernel_is_compiled_with_what_a_call_has_alone():
     assert macros(SCORED, "forward") == ()
     capped, biased = replace(SCORED, softcap=2.0), replace(SCORED, bias=PLANE)
     assert dict(macros(capped, "dkeyvalue")) == dict(SOFTCAP=1)
@@ -378,7 +370,7 @@ def test_a_kernel_is_compiled_with_what_a_call_has_alone() -> None:
     assert dict(macros(table, "dquery")) == dict(SOFTCAP=1, BIASED=2)
 
 
-def test_blocks_that_sum_gradients_of_weights_have_tiles_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_that_sum_gradients_of_weights_have_tiles_of_their_own(monkeypatch):
     """No counter gives them out, and parts of many entries leave room for few blocks."""
     launcher = RecordingLauncher(resident=3)
     backend = CupyRaw(launcher, PASCAL)

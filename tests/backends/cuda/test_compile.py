@@ -1,6 +1,4 @@
-"""The compiler of CUDA kernels and its cache on disk, with small kernels of the tests' own."""
-
-from __future__ import annotations
+"""The compiler of CUDA kernels and its cache on disk."""
 
 import re
 from dataclasses import replace
@@ -27,14 +25,14 @@ FILES = {
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch) -> Path:
     monkeypatch.setenv("DILKIT_CUDA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(cuda_compile, "_texts", lambda: FILES)
     return tmp_path / "cache"
 
 
 @pytest.fixture
-def compilations(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def compilations(monkeypatch) -> list[Any]:
     found, true = [], cuda_compile.compiled
 
     def compiled(*arguments):
@@ -45,7 +43,7 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-def test_code_is_compiled_once_and_again_where_its_file_is_damaged(folder: Path, compilations: list[Any]) -> None:
+def test_code_is_compiled_once_and_again_where_its_file_is_damaged(folder, compilations):
     code = cuda_compile.code_of(KERNEL, CAPABILITY)
     assert code[:4] == b"\x7fELF"
     assert cuda_compile.code_of(KERNEL, CAPABILITY) == code
@@ -68,13 +66,13 @@ def test_code_is_compiled_once_and_again_where_its_file_is_damaged(folder: Path,
         (dict(defines=(("HEAD_DIM", 32),)), CAPABILITY),
     ],
 )
-def test_other_options_are_other_code(folder: Path, fields: dict[str, Any], capability: tuple[int, int]) -> None:
+def test_other_options_are_other_code(folder, fields, capability):
     cuda_compile.code_of(KERNEL, CAPABILITY)
     cuda_compile.code_of(replace(KERNEL, **fields), capability)
     assert len(list(folder.iterdir())) == 2
 
 
-def test_other_sources_are_other_code(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_sources_are_other_code(folder, monkeypatch):
     cuda_compile.code_of(KERNEL, CAPABILITY)
     for name in FILES:
         monkeypatch.setattr(cuda_compile, "_texts", lambda name=name: {**FILES, name: FILES[name] + "\n"})
@@ -82,7 +80,7 @@ def test_other_sources_are_other_code(folder: Path, monkeypatch: pytest.MonkeyPa
     assert len(list(folder.iterdir())) == 3
 
 
-def test_another_compiler_is_other_code(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_compiler_is_other_code(folder, monkeypatch):
     """A newer patch level, of which getVersion says nothing."""
     true = cuda_compile.load_nvrtc()
 
@@ -102,7 +100,7 @@ def test_another_compiler_is_other_code(folder: Path, monkeypatch: pytest.Monkey
     assert len(list(folder.iterdir())) == 2
 
 
-def test_no_damaged_code_is_read(tmp_path: Path) -> None:
+def test_no_damaged_code_is_read(tmp_path):
     """A kept file with any changed byte, or of another length, is not loaded."""
     place = tmp_path / "kept" / "a.cubin"
     cuda_compile._keep(place, b"machine code")
@@ -116,9 +114,7 @@ def test_no_damaged_code_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("obstacle", ["a file in its place", "no folder can be made", "no file can be written"])
-def test_without_a_usable_folder_it_is_compiled_each_time(
-    folder: Path, compilations: list[Any], monkeypatch: pytest.MonkeyPatch, obstacle: str
-) -> None:
+def test_without_a_usable_folder_it_is_compiled_each_time(folder, compilations, monkeypatch, obstacle):
     def refuse(*_, **__):
         raise PermissionError(obstacle)
 
@@ -133,7 +129,7 @@ def test_without_a_usable_folder_it_is_compiled_each_time(
         assert len(compilations) == count
 
 
-def test_a_file_that_cannot_be_put_in_place_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_put_in_place_leaves_nothing(folder, monkeypatch):
     def refuse(self, target):
         raise OSError("no space left")
 
@@ -142,7 +138,7 @@ def test_a_file_that_cannot_be_put_in_place_leaves_nothing(folder: Path, monkeyp
     assert list(folder.iterdir()) == []
 
 
-def test_code_that_another_user_may_have_written_is_not_run(folder: Path, compilations: list[Any]) -> None:
+def test_code_that_another_user_may_have_written_is_not_run(folder, compilations):
     code = cuda_compile.code_of(KERNEL, CAPABILITY)
     (kept,) = folder.iterdir()
     for path, mode in ((folder, 0o777), (folder, 0o770), (kept, 0o666)):
@@ -157,7 +153,7 @@ def test_code_that_another_user_may_have_written_is_not_run(folder: Path, compil
     assert len(compilations) == 4
 
 
-def test_a_source_that_is_wrong_raises_with_the_log(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_is_wrong_raises_with_the_log(folder, monkeypatch):
     monkeypatch.setattr(cuda_compile, "_texts", lambda: {"small.cu": "nonsense;"})
     with pytest.raises(RuntimeError, match=r"(?s)small\.cu with --gpu-architecture=sm_80.*-DTHREADS=32.*nonsense"):
         cuda_compile.code_of(KERNEL, CAPABILITY)
@@ -167,12 +163,12 @@ def test_a_source_that_is_wrong_raises_with_the_log(folder: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("capability", "expected"), [((6, 1), "sm_61"), ((8, 7), "sm_86"), ((9, 0), "sm_90"), ((12, 1), "sm_120")]
 )
-def test_the_architecture_is_the_newest_that_runs_there(capability: tuple[int, int], expected: str) -> None:
+def test_the_architecture_is_the_newest_that_runs_there(capability, expected):
     assert cuda_compile.architecture(capability, [52, 60, 61, 70, 80, 86, 89, 90, 100, 120]) == expected
 
 
 @pytest.mark.parametrize(("capability", "expected"), [((9, 0), "sm_90a"), ((10, 0), "sm_100a"), ((12, 0), "sm_120a")])
-def test_its_own_architecture_runs_nowhere_else(capability: tuple[int, int], expected: str) -> None:
+def test_its_own_architecture_runs_nowhere_else(capability, expected):
     known = [80, 90, 100, 120]
     assert cuda_compile.architecture(capability, known, own_only=True) == expected
     for other in ((8, 0), (capability[0], 5)):
@@ -180,7 +176,7 @@ def test_its_own_architecture_runs_nowhere_else(capability: tuple[int, int], exp
             cuda_compile.architecture(other, known, own_only=True)
 
 
-def test_wgmma_is_compiled_for_hopper_alone() -> None:
+def test_wgmma_is_compiled_for_hopper_alone():
     step = "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %4, p, 1, 1, 0, 0;"
     results = ", ".join(f'"+f"(x[{i}])' for i in range(4))
     lines = [f'asm volatile("wgmma.{name};" ::: "memory");' for name in ("fence.sync.aligned", "commit_group.sync.aligned")]
@@ -197,18 +193,18 @@ def test_wgmma_is_compiled_for_hopper_alone() -> None:
 
 
 @pytest.mark.parametrize("capability", [(6, 1), (13, 0)])
-def test_a_device_that_the_compiler_does_not_know_is_refused(capability: tuple[int, int]) -> None:
+def test_a_device_that_the_compiler_does_not_know_is_refused(capability):
     with pytest.raises(RuntimeError, match=r"none of which runs on sm_(61|130): install"):
         cuda_compile.architecture(capability, [75, 80, 90, 100, 120])
 
 
-def test_a_missing_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_says_what_to_install(monkeypatch):
     monkeypatch.setattr("cupy.cuda.nvrtc.getVersion", lambda: 1 / 0)
     with pytest.raises(RuntimeError, match=r"pip install 'dilkit\[cuda12\]'"):
         cuda_compile.code_of(KERNEL, CAPABILITY)
 
 
-def test_the_report_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_is_read(folder, monkeypatch):
     used = cuda_report.usages(cuda_compile.compiled("small.cu", cuda_compile.options_of(KERNEL, CAPABILITY))[1])["small"]
     assert (used.architecture, used.shared, used.spills, used.stack) == ("sm_80", 256, 0, 0)
     assert 1 < used.registers < 64
@@ -227,7 +223,7 @@ def test_the_report_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
         cuda_report.usages("nothing")
 
 
-def test_the_folder_is_that_of_the_variable_or_one_where_caches_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_folder_is_that_of_the_variable_or_one_where_caches_are(monkeypatch, tmp_path):
     monkeypatch.setenv("DILKIT_CUDA_CACHE", f" {tmp_path} ")
     assert environment.cuda_cache() == tmp_path
     monkeypatch.delenv("DILKIT_CUDA_CACHE")

@@ -1,8 +1,5 @@
-"""The CUDA backend and its kernels as a whole, run on the CPU: the problem list against the oracle, forward and gradients."""
+"""The CUDA backend and its kernels as a whole, run on the CPU."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle
 from typing import Any
@@ -20,11 +17,10 @@ from dilkit.backends.tiles import backend as tiles_backend
 from dilkit.backends.tiles.relations import relations
 from dilkit.device import Capability
 from dilkit.op.operators import backward_op, forward_op
-from dilkit.testing.conformance import Result
 from dilkit.testing.problems import Case
 
 CHANGES = ("grid", 2.0), ("alibi", 0.0), ("euclidean", 0.0), ("none", 1.0)
-CHANGED: Runs = [
+CHANGED = [
     (capability, replace(case, bias=bias, softcap=softcap)) for (capability, case), (bias, softcap) in zip(SIZES, cycle(CHANGES))
 ]
 """Every size of every kernel with one of the ways in which scores are changed."""
@@ -37,7 +33,6 @@ def listed(capability: Capability, dtype: str) -> Runs:
 
 
 def quick(runs: Runs, kind: int) -> Runs:
-    """Keep every eighth run, and some of each feature that decides what is compiled; rows have 16 numbers."""
     names = list(dict.fromkeys(case.feature for _, case in runs))
     narrow = [run for run in runs if run[1].head_dim in (8, 16)]
     groups = [[run for run in narrow if run[1].feature == name] for name in dict.fromkeys((*names[kind::2], "mix", "packed"))]
@@ -65,7 +60,7 @@ def all_runs() -> list[Any]:
 
 
 @pytest.mark.parametrize(("capability", "case"), all_runs())
-def test_the_kernels_are_right(capability: Capability, case: Case, into_matrix: Callable[[Result], None]) -> None:
+def test_the_kernels_are_right(capability, case, into_matrix):
     result = judged(case, capability)
     into_matrix(result)
     assert result.verdict == "passed", result
@@ -74,7 +69,7 @@ def test_the_kernels_are_right(capability: Capability, case: Case, into_matrix: 
 @pytest.mark.parametrize(
     ("capability", "dtype"), [(FP32, torch.float32), pytest.param(TENSOR_CORES, torch.float16, marks=pytest.mark.slow)]
 )
-def test_weights_are_dropped_by_their_place_in_the_whole(capability: Capability, dtype: torch.dtype) -> None:
+def test_weights_are_dropped_by_their_place_in_the_whole(capability, dtype):
     """The rows of a call are some of a longer sequence, as over ranks."""
     draw, pattern = torch.Generator().manual_seed(0), Pattern([16, 40], [1, 2])
     inputs = [torch.randn(2, 40, 2, 8, generator=draw).to(dtype) for _ in range(4)]
@@ -92,7 +87,7 @@ def test_weights_are_dropped_by_their_place_in_the_whole(capability: Capability,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("capability", "dtype"), [(FP32, "float32"), (TENSOR_CORES, "bfloat16")])
-def test_rows_that_see_more_runs_than_a_launch_takes(capability: Capability, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_see_more_runs_than_a_launch_takes(capability, dtype, monkeypatch):
     monkeypatch.setattr(tiles_backend, "LEAST_ROWS", 0)
     pattern = Pattern.of(BlockSparse(np.add.outer(np.arange(150), np.arange(150)) % 2 == 0, 1))
     sizes = dict(pattern=pattern, seq=149, batch=1, heads=2, kv_heads=1, dtype=dtype)

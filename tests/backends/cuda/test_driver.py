@@ -1,6 +1,4 @@
-"""What reaches CUDA's driver through the true CuPy: `driver/calls.py` says what is true there and what is not."""
-
-from __future__ import annotations
+"""Calls of CUDA's driver through the true CuPy; `driver/calls.py` has its stand-in."""
 
 import json
 import shutil
@@ -26,7 +24,7 @@ Seen = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+def seen(tmp_path_factory) -> Seen:
     """Run forward and backward on the default stream, another, one with the same handle, and captured."""
     pytest.importorskip("cupy", reason="cupy is not installed: make kernels")
     library = tmp_path_factory.mktemp("driver") / "libcuda.so.1"
@@ -37,7 +35,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     return json.loads(done.stdout)
 
 
-def test_launches_bring_their_arguments_to_the_current_stream(seen: Seen) -> None:
+def test_launches_bring_their_arguments_to_the_current_stream(seen):
     for call in seen.values():
         launches = [event for event in call["events"] if event[0] in LAUNCHES]
         assert [name for *_, name, _, _ in launches] == KERNELS
@@ -47,7 +45,7 @@ def test_launches_bring_their_arguments_to_the_current_stream(seen: Seen) -> Non
     assert [call["device"] for call in seen.values()][1:] == [0, 0, 0]
 
 
-def test_kernels_are_loaded_once_and_have_their_attributes_before_they_run(seen: Seen) -> None:
+def test_kernels_are_loaded_once_and_have_their_attributes_before_they_run(seen):
     events = seen["first"]["events"]
     for kernel in KERNELS:
         own = [(call, *about) for call, _, _, name, *about in events if name == kernel]
@@ -62,7 +60,7 @@ def test_kernels_are_loaded_once_and_have_their_attributes_before_they_run(seen:
     assert asked == [[SHARED_OF_MULTIPROCESSOR, DEVICE]]
 
 
-def test_a_capture_takes_all_launches_and_nothing_else_and_counters_are_of_a_stream_or_of_a_captured_launch(seen: Seen) -> None:
+def test_a_capture_takes_all_launches_and_nothing_else_and_counters_are_of_a_stream_or_of_a_captured_launch(seen):
     captured = {name: [event[0] == "captured" for event in call["events"]] for name, call in seen.items()}
     assert captured.pop("captured") == [True] * len(KERNELS)
     assert not any(map(any, captured.values()))

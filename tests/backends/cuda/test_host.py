@@ -1,9 +1,6 @@
-"""What the host shim catches in kernels that are wrong, and does not in those that are right."""
-
-from __future__ import annotations
+"""Faults that the host shim catches in kernels."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,8 +18,7 @@ ARGUMENTS = np.dtype([("in", np.uint64), ("out", np.uint64), ("counter", np.uint
 THREADS, BLOCKS, DYNAMIC = 128, 6, 512
 
 
-def run(name: str, what: int = 0, launcher: HostLauncher | None = None, more: tuple[str, ...] = (), **options: Any) -> Any:
-    """Run kernel `name` of trials.cu; return its output by blocks."""
+def run(name: str, what: int = 0, launcher: HostLauncher | None = None, more: tuple[str, ...] = (), **options):
     macros = dict(THREADS=THREADS, BLOCKS=1, STORAGE=0, **dict.fromkeys(more, 1))
     kernel = SimpleNamespace(source=SHIM / "trials.cu", name=name, macros=macros, shared_bytes=DYNAMIC)
     given, out, counter = np.arange(1000, dtype=np.float32), np.zeros((BLOCKS, THREADS), np.float32), np.zeros(1, np.int32)
@@ -49,7 +45,7 @@ def line_of(what: int) -> str:
 @pytest.mark.parametrize("checked", [False, True])
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_right_kernel_gives_the_same_in_any_order(order: str, workers: int, checked: bool) -> None:
+def test_a_right_kernel_gives_the_same_in_any_order(order, workers, checked):
     assert (run("right", order=order, workers=workers, checked=checked, seed=workers) == 499500).all()
 
 
@@ -63,7 +59,7 @@ def test_a_right_kernel_gives_the_same_in_any_order(order: str, workers: int, ch
     ],
 )
 @pytest.mark.parametrize("order", ORDERS)
-def test_threads_that_diverge(what: int, said: str, order: str) -> None:
+def test_threads_that_diverge(what, said, order):
     with pytest.raises(KernelError, match=f"^diverging, block 0, {said}"):
         run("diverging", what, order=order)
 
@@ -86,14 +82,14 @@ def test_threads_that_diverge(what: int, said: str, order: str) -> None:
         (True, 26, r"thread 0: overflow: 26 \* 100000000 is no 'int' \(.*trials.cu:{line}\)"),
     ],
 )
-def test_memory_that_is_not_the_kernels(checked: bool, what: int, said: str) -> None:
+def test_memory_that_is_not_the_kernels(checked, what, said):
     with pytest.raises(KernelError, match=f"^outside, block 0.*{said.replace('{line}', line_of(what))}"):
         run("outside", what, checked=checked)
 
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("what", range(10))
-def test_races(what: int, order: str) -> None:
+def test_races(what, order):
     if what % 2 == 0:
         run("racing", what, order=order, checked=True)
         return
@@ -102,19 +98,19 @@ def test_races(what: int, order: str) -> None:
 
 
 @pytest.mark.parametrize("what", [0, 1])
-def test_shared_memory_is_no_number_at_the_start_of_every_block(what: int) -> None:
+def test_shared_memory_is_no_number_at_the_start_of_every_block(what):
     assert np.isnan(run("unwritten", what, workers=1)).all()
 
 
 @pytest.mark.parametrize(("stride", "turns"), [(1, 1), (2, 2), (4, 4), (8, 8), (9, 1), (0, 1)])
-def test_turns_of_rows_in_the_same_banks_are_counted(stride: int, turns: int) -> None:
+def test_turns_of_rows_in_the_same_banks_are_counted(stride, turns):
     launcher = HostLauncher()
     run("striding", stride, launcher)
     assert launcher.matrices == BLOCKS * THREADS // 32 * 4
     assert launcher.conflicts == launcher.matrices * (turns - 1)
 
 
-def test_a_call_says_what_memory_is_its_own() -> None:
+def test_a_call_says_what_memory_is_its_own():
     problem = Problem(pattern=Pattern.dense(), batch=2, seq=5, heads=4, kv_heads=2, head_dim=3)
     packed, out, mask = torch.zeros(2, 5, 8, 3, dtype=torch.float16), torch.zeros(2, 5, 4, 3), torch.zeros(2, 7, dtype=torch.bool)
     tensors = dict(query=packed[:, :, :4], key=packed[:, :, 4:6], out=out, lse=torch.zeros(2, 4, 5), mask=mask[:, :5])
@@ -129,18 +125,18 @@ def test_a_call_says_what_memory_is_its_own() -> None:
     assert found == {"out": (out.data_ptr(), out.numel() * 2, False), "tiles": (4096, 48, True)}
 
 
-def test_blocks_share_a_counter() -> None:
+def test_blocks_share_a_counter():
     assert (run("counting", workers=3) == np.arange(1000)).all()
 
 
-def test_without_a_switch_of_its_own_for_the_processor() -> None:
+def test_without_a_switch_of_its_own_for_the_processor():
     assert (run("right", more=("HOST_UCONTEXT",)) == 499500).all()
     assert (run("counting", more=("HOST_UCONTEXT",), order="random") == np.arange(1000)).all()
     with pytest.raises(KernelError, match="thread 40 has finished"):
         run("diverging", 1, more=("HOST_UCONTEXT",))
 
 
-def test_more_shared_memory_than_any_gpu_has_is_refused() -> None:
+def test_more_shared_memory_than_any_gpu_has_is_refused():
     kernel = SimpleNamespace(source=SHIM / "trials.cu", name="right", macros=dict(THREADS=32, BLOCKS=1, STORAGE=0))
     kernel.shared_bytes = 229 * 1024
     with pytest.raises(KernelError, match="234496 bytes of dynamic shared memory: there are at most 233472"):

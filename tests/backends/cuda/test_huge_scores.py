@@ -1,10 +1,7 @@
 """Scores so large that products and sums rounded together, as GPUs round them, differ from those rounded apart by more than 1."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -20,8 +17,7 @@ from dilkit.inputs import Inputs
 from dilkit.problem import Problem
 
 
-def rounded_together(function: Callable[[], object]) -> None:
-    """Round a product together with its sum, as GPUs do."""
+def rounded_together(function: Callable[[], object]):
     torch.set_num_threads(1)  # a forked child has none of its parent's
     for known in (host_compile.library, host_compile.compile_kernel):
         known.cache_clear()
@@ -30,12 +26,12 @@ def rounded_together(function: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("float16", 3e4), ("float16", 3e3), ("float32", 3e4)])
-def test_a_row_of_huge_scores_comes_to_an_end(dtype: str, size: float) -> None:
+def test_a_row_of_huge_scores_comes_to_an_end(dtype, size):
     """A process of its own can be ended if the kernel does not end. Two keys far apart have the largest score."""
     assert in_child(partial(rounded_together, partial(attend, dtype, size)), limit=200) == "done"
 
 
-def attend(dtype_name: str, size: float) -> None:
+def attend(dtype_name: str, size: float):
     torch.manual_seed(0)
     dtype = getattr(torch, dtype_name)
     query, key, value = (torch.randn(1, 128, 1, 16) for _ in range(3))
@@ -60,7 +56,7 @@ def attend(dtype_name: str, size: float) -> None:
         pytest.param("float32", "dense", dict(bias=Alibi(alibi_slopes(2))), marks=pytest.mark.slow),
     ],
 )
-def test_a_key_that_is_seen_alone_has_a_weight_of_1(dtype: str, pattern: str, options: dict[str, Any]) -> None:
+def test_a_key_that_is_seen_alone_has_a_weight_of_1(dtype, pattern, options):
     def check():
         with registered(OnHost(TENSOR_CORES)) as backend:
             huge_scores.check(backend, dtype, pattern=huge_scores.PATTERNS[pattern], **options)

@@ -1,7 +1,5 @@
 """Conversions, products and copies of the host shim, by a plain definition; elements of matrices lie where CUTLASS has them."""
 
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -28,8 +26,7 @@ FLOATS = np.concatenate(
 FLOATS = FLOATS[~np.isnan(FLOATS.view(np.float32))]
 
 
-def run(name: str, given: NDArray[Any], words: int, what: int = 0, amount: int = 0, threads: int = 32, blocks: int = 1) -> Any:
-    """Run kernel `name` of instructions.cu on `given`, with lanes in any order."""
+def run(name: str, given: NDArray[Any], words: int, what: int = 0, amount: int = 0, threads: int = 32, blocks: int = 1):
     macros = dict(THREADS=threads, BLOCKS=1, STORAGE=1)
     kernel = SimpleNamespace(source=SHIM / "instructions.cu", name=name, macros=macros, shared_bytes=0)
     given = np.ascontiguousarray(given).view(np.uint32)
@@ -50,14 +47,14 @@ def each(words: NDArray[np.uint32], what: int) -> NDArray[np.uint32]:
 
 
 @pytest.mark.parametrize(("what", "dtype"), [(0, torch.float16), (1, torch.bfloat16)])
-def test_every_number_of_two_bytes_becomes_a_float(what: int, dtype: torch.dtype) -> None:
+def test_every_number_of_two_bytes_becomes_a_float(what, dtype):
     bits = np.arange(65536, dtype=np.uint16)
     want = torch.from_numpy(bits.view(np.int16)).view(dtype).float().numpy()
     np.testing.assert_array_equal(each(bits.astype(np.uint32), what).view(np.float32), want)
 
 
 @pytest.mark.parametrize(("what", "dtype"), [(2, torch.float16), (3, torch.bfloat16)])
-def test_floats_are_rounded_to_nearest_even_and_none_becomes_a_number(what: int, dtype: torch.dtype) -> None:
+def test_floats_are_rounded_to_nearest_even_and_none_becomes_a_number(what, dtype):
     want = torch.from_numpy(FLOATS.view(np.float32)).to(dtype).view(torch.int16).numpy().view(np.uint16)
     np.testing.assert_array_equal(each(FLOATS, what), want)
     packed = each(FLOATS, what + 2)
@@ -75,7 +72,7 @@ def lanes_of(name: str) -> NDArray[np.int64]:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("k", [8, 16])
-def test_products_take_what_lies_where_cutlass_puts_it(k: int, dtype: torch.dtype) -> None:
+def test_products_take_what_lies_where_cutlass_puts_it(k, dtype):
     torch.manual_seed(k)
     left, right, total = torch.randn(16, k).to(dtype), torch.randn(k, 8).to(dtype), torch.randn(16, 8)
     held = [x[torch.from_numpy(lanes_of(name))] for name, x in ((f"A_K{k}", left.T.flatten()), (f"B_K{k}", right.flatten()))]
@@ -90,7 +87,7 @@ def test_products_take_what_lies_where_cutlass_puts_it(k: int, dtype: torch.dtyp
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_matrices_are_loaded_to_where_cutlass_expects_them(count: int, transposed: bool) -> None:
+def test_matrices_are_loaded_to_where_cutlass_expects_them(count, transposed):
     elements = GENERATOR.permutation(256).astype(np.uint16).reshape(4, 64)
     got = run("matrices", elements, 128, {1: 0, 2: 1, 4: 2}[count] + 3 * transposed).view(np.uint16).reshape(32, 4, 2)
     lanes = lanes_of("LOADED_TRANSPOSED" if transposed else "LOADED")
@@ -99,7 +96,7 @@ def test_matrices_are_loaded_to_where_cutlass_expects_them(count: int, transpose
 
 
 @pytest.mark.parametrize("pending", [0, 1, 2])
-def test_copies_arrive_when_they_are_waited_for(pending: int) -> None:
+def test_copies_arrive_when_they_are_waited_for(pending):
     given = GENERATOR.integers(0, 2**31, (3, 64, 4), np.uint32)
     got = run("copies", given, 192, amount=pending, threads=64).reshape(3, 64)
     for group in range(3):
@@ -107,7 +104,7 @@ def test_copies_arrive_when_they_are_waited_for(pending: int) -> None:
         np.testing.assert_array_equal(got[group], there if group < 3 - pending else 0xFFFFFFFF)
 
 
-def test_no_compiler_moves_what_lanes_do_together() -> None:
+def test_no_compiler_moves_what_lanes_do_together():
     text = (KERNELS / "intrinsics.cuh").read_text()
     found = re.findall(r'\basm( volatile)?\("((?:\w+\.)+(?:sync|async)[.\w]*)', text)
     assert {name.split(".")[0] for _, name in found} == {"mma", "ldmatrix", "cp"}
@@ -122,7 +119,7 @@ def test_no_compiler_moves_what_lanes_do_together() -> None:
         for storage in (0, 1, 2)
     ],
 )
-def test_cuda_has_these_instructions_too(number: int, storage: int) -> None:
+def test_cuda_has_these_instructions_too(number, storage):
     pytest.importorskip("cupy", reason="cupy is not installed: make kernels")
     texts = {path.name: path.read_text() for path in (SHIM / "instructions.cu", *KERNELS.glob("*.cuh"))}
     macros = (f"-D{name}" for name in ("THREADS=64", "BLOCKS=1", f"STORAGE={storage}"))

@@ -1,6 +1,4 @@
-"""The CUDA kernels on the CPU, over several tiles and groups: right, without races, with the same bits in any order."""
-
-from __future__ import annotations
+"""The CUDA kernels on the CPU, over several tiles and groups."""
 
 import re
 from dataclasses import replace
@@ -15,7 +13,6 @@ from helpers.on_host import FP32, TENSOR_CORES, Compiled, OnHost, both_passes, j
 from dilkit import Pattern
 from dilkit.backends.cuda.table import HEAD_DIMS
 from dilkit.backends.tiles.schedule import LOW_ROWS, MOST_ROWS
-from dilkit.device import Capability
 from dilkit.testing.problems import NESTED, Case
 from dilkit.testing.tensors import make_tensors
 
@@ -36,7 +33,7 @@ IN_FP32 = {
     "33 of 48 once": dict(head_dim=33, seq=210, pattern=Pattern([64, 192], [1, 3], overlap="once")),
     "huge": dict(values="huge", seq=210, gradients=False),
 }
-WAYS: dict[str, tuple[Capability, int]] = {
+WAYS = {
     "low": (TENSOR_CORES, LOW_ROWS),
     "two slots": (TENSOR_CORES, MOST_ROWS),
     "eight warps": (SMALLER, MOST_ROWS),
@@ -46,7 +43,7 @@ WAYS: dict[str, tuple[Capability, int]] = {
 }
 """Kernels on tensor cores that differ, most of all for head_dim 128: the capability they are for, and the rows of tiles."""
 BOTH = "two slots", "low"
-ON_TENSOR_CORES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+ON_TENSOR_CORES = {
     "classes": (BOTH, dict(pattern=DEEPER, seq=1000)),
     "groups": (BOTH, dict(pattern=Pattern([128, 512], [1, 16]), seq=515, heads=3)),
     "two groups causal": (tuple(WAYS), dict(pattern=TWO_GROUPS, seq=700, head_dim=120, is_causal=True, dtype="float16")),
@@ -84,7 +81,7 @@ def larger() -> list[Any]:
 
 
 @pytest.mark.parametrize(("case", "how"), larger())
-def test_larger_problems(case: Case, how: tuple[Any, ...]) -> None:
+def test_larger_problems(case, how):
     result = judged(case, *how)
     assert result.verdict == "passed", result
 
@@ -101,7 +98,7 @@ def test_larger_problems(case: Case, how: tuple[Any, ...]) -> None:
         *(pytest.param(one, "float16", dim, marks=slow) for one, dim in ((HOPPER, 128), (BLACKWELL, 32), (BLACKWELL, 64))),
     ],
 )
-def test_the_same_bits_in_any_order_and_with_any_loads(capability: Capability, dtype: str, head_dim: int) -> None:
+def test_the_same_bits_in_any_order_and_with_any_loads(capability, dtype, head_dim):
     sizes = dict(batch=1, heads=2, kv_heads=1, seq=140, head_dim=head_dim, dtype=dtype)
     case = Case(feature="bits", variant="", pattern=NESTED, is_causal=True, mask="random", values="ignored NaN", **sizes)
     if head_dim == 16:
@@ -146,7 +143,7 @@ CHECKED = [
 
 
 @pytest.mark.parametrize(("shape", "capability", "dtype", "head_dim", "options"), CHECKED)
-def test_every_access_is_checked(shape: str, capability: Capability, dtype: str, head_dim: int, options: dict[str, Any]) -> None:
+def test_every_access_is_checked(shape, capability, dtype, head_dim, options):
     fields = {"batch": 1, "heads": 2, "bias": "none", **PATTERNS[shape], **options}
     macros = {name: fields.pop(name) for name in ("arch", "vector") if name in fields}
     case = Case(feature="races", variant=shape, head_dim=head_dim, dtype=dtype, **fields)
@@ -162,9 +159,7 @@ def test_every_access_is_checked(shape: str, capability: Capability, dtype: str,
         pytest.param("dquery", TENSOR_CORES, 6, 0.25, id="mma_dquery_pairs"),
     ],
 )
-def test_threads_wait_and_load_no_more_often_than_they_must(
-    role: str, capability: Capability, waits: int, loads: float | None
-) -> None:
+def test_threads_wait_and_load_no_more_often_than_they_must(role, capability, waits, loads):
     """Barriers: at the first tile, in each of 4 tiles for 8 times 32 columns, and so many beside these. Loads: fragments of keys
     and values for each product; where two warps have the same rows, one serves 32 rows, not 16."""
     sizes = dict(pattern=Pattern([256], [1]), seq=256, batch=1, heads=1, head_dim=128, dtype="float16")
@@ -184,7 +179,7 @@ def test_threads_wait_and_load_no_more_often_than_they_must(
 
 
 ROW_TERM = {"*row_term(": (3, "in the padding of the weights; once for 64 of the others, or once a tile")}
-KNOWN: dict[str, dict[str, tuple[int, str]]] = {
+KNOWN = {
     "fp32_forward.cu": {
         "positions[mine + key_in_column(piece * SWEEP)]": (1, "one number of four that a thread prefetches"),
         "positions[1][key_in_column(r)] =": (1, "once a tile"),
@@ -222,7 +217,7 @@ AT_LENGTH = [
 
 
 @pytest.mark.parametrize(("capability", "dtype", "head_dim"), [*((*kind, 32) for kind in USUAL), *AT_LENGTH])
-def test_no_kernel_has_conflicts_that_are_not_known(capability: Capability, dtype: str, head_dim: int) -> None:
+def test_no_kernel_has_conflicts_that_are_not_known(capability, dtype, head_dim):
     launcher = HostLauncher(workers=1, checked=True)
     sizes = dict(pattern=Pattern([256], [1]), seq=256, batch=1, heads=1, head_dim=head_dim, dtype=dtype)
     both_passes(Case(feature="banks", variant="", is_causal=True, **sizes), capability, launcher)
@@ -234,7 +229,7 @@ def test_no_kernel_has_conflicts_that_are_not_known(capability: Capability, dtyp
     assert (launcher.matrices > 0) == (capability != FP32)
 
 
-def test_what_is_known_is_there() -> None:
+def test_what_is_known_is_there():
     for name, lines in KNOWN.items():
         source = (KERNELS / name).read_text()
         assert [text for text in lines if text not in source] == []

@@ -1,6 +1,4 @@
-"""The keys that kernels find for a tile, against the count of the pattern: each key scored once, with the weight it has."""
-
-from __future__ import annotations
+"""The keys that kernels find for a tile, against the count of the pattern."""
 
 from types import SimpleNamespace
 
@@ -53,7 +51,7 @@ def weights(problem: Problem, group: Group, by_keys: bool, checked: bool) -> NDA
     return count
 
 
-def check(problem: Problem, tile_rows: int = 4, checked: bool = False) -> None:
+def check(problem: Problem, tile_rows: int = 4, checked: bool = False):
     want = problem.pattern.count(problem.seq, HEADS, kv_heads=KV_HEADS).numpy()
     if problem.is_causal:
         want = np.tril(want)
@@ -64,12 +62,12 @@ def check(problem: Problem, tile_rows: int = 4, checked: bool = False) -> None:
 
 
 @given(patterns(heads=HEADS, kv_heads=KV_HEADS), st.integers(1, 40), st.sampled_from([1, 4, 16]), st.booleans())
-def test_helpers_show_the_count(pattern: Pattern, seq: int, tile_rows: int, is_causal: bool) -> None:
+def test_helpers_show_the_count(pattern, seq, tile_rows, is_causal):
     check(Problem(pattern=pattern, seq=seq, is_causal=is_causal, **SIZES), tile_rows)
 
 
 @given(mixes(heads=HEADS, kv_heads=KV_HEADS, tokens=40), st.integers(1, 40), st.sampled_from([1, 4, 16]), st.booleans())
-def test_helpers_show_the_count_of_every_kind(pattern: Pattern, seq: int, tile_rows: int, is_causal: bool) -> None:
+def test_helpers_show_the_count_of_every_kind(pattern, seq, tile_rows, is_causal):
     problem = Problem(pattern=pattern, seq=seq, is_causal=is_causal, **SIZES)
     assume(problem.forms.names <= FORMS and not schedule_refusals(problem))
     check(problem, tile_rows)
@@ -98,12 +96,12 @@ CHECKED = [pytest.param(name, True, marks=[] if name == "mixed" else pytest.mark
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(("name", "checked"), [*((name, False) for name in NAMED), *CHECKED])
-def test_named_patterns(name: str, checked: bool, is_causal: bool) -> None:
+def test_named_patterns(name, checked, is_causal):
     check(Problem(pattern=NAMED[name], seq=37, is_causal=is_causal, **SIZES), checked=checked)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_rows_that_see_many_runs(is_causal: bool) -> None:
+def test_rows_that_see_many_runs(is_causal):
     """More than the lanes of a warp list at a time."""
     layout = np.random.default_rng(0).random((150, 150)) < 0.5
     layout[5], layout[:, 8] = np.arange(150) % 2 == 0, np.arange(150) % 2 == 0

@@ -1,6 +1,4 @@
-"""Tiles whose rows are so far apart that rows beyond the tile have no 32-bit position: every signed number is checked."""
-
-from __future__ import annotations
+"""Tiles whose rows are so far apart that rows beyond the tile have no 32-bit position."""
 
 import numpy as np
 import pytest
@@ -11,13 +9,12 @@ from dilkit import Pattern
 from dilkit.backends.cuda.arguments import make_arguments
 from dilkit.backends.cuda.table import kernel_for
 from dilkit.backends.tiles.schedule import BRANCH, LOW_ROWS, MOST_ROWS, TILE, Group
-from dilkit.device import Capability
 from dilkit.problem import Problem
 
 SEQ, STEP, ROW = 2**26, 2**25, 5
 """Of the 64 or 128 rows that a tile has room for, two are there: `ROW`, and a step further."""
 
-KINDS: dict[str, tuple[str, str, Capability, int, int]] = {
+KINDS = {
     "fp32_forward": ("forward", "float16", (5, 2), 64, MOST_ROWS),
     "fp32_dquery": ("dquery", "float32", (6, 1), 20, MOST_ROWS),
     "fp32_dkeyvalue": ("dkeyvalue", "float32", (9, 0), 20, MOST_ROWS),
@@ -27,12 +24,11 @@ KINDS: dict[str, tuple[str, str, Capability, int, int]] = {
     "mma_dquery_pairs": ("dquery", "float16", (8, 0), 128, MOST_ROWS),
     "mma_dkeyvalue": ("dkeyvalue", "float16", (8, 0), 64, MOST_ROWS),
 }
-"""Role, dtype, capability, head_dim and rows of a tile."""
 USUAL = ("fp32_dquery", "mma_dkeyvalue")
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=[] if kind in USUAL else pytest.mark.slow) for kind in KINDS])
-def test_no_number_exceeds_its_type(kind: str) -> None:
+def test_no_number_exceeds_its_type(kind):
     """All rows share one memory: out is the value, and the two rows see one key and both."""
     role, dtype, capability, dim, rows = KINDS[kind]
     sizes = dict(seq=SEQ, heads=1, head_dim=dim, dtype=dtype)

@@ -1,6 +1,4 @@
-"""Launches through CuPy: what CuPy and torch are asked for, by recording fakes of both, and that the true CuPy accepts it."""
-
-from __future__ import annotations
+"""Launches through CuPy."""
 
 import contextlib
 import sys
@@ -33,7 +31,7 @@ NO_ARGUMENTS = np.zeros((), ARGUMENTS)
 class FakeCupy:
     """The part of CuPy that launches use: two devices of 10 multiprocessors with 3 blocks each."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.events: list[Any] = []
         self.device, self.stream, self.capturing, self.occupancy = 0, 77, False, 3
         driver = SimpleNamespace(
@@ -49,7 +47,7 @@ class FakeCupy:
         )
         self.cuda = SimpleNamespace(Module=lambda: _Module(self), driver=driver, runtime=runtime)
 
-    def note(self, what: str, *facts: Any) -> None:
+    def note(self, what: str, *facts):
         self.events.append((what, self.device, *facts))
 
     def of(self, what: str) -> list[Any]:
@@ -68,26 +66,26 @@ class FakeCupy:
 
 
 class _Module:
-    def __init__(self, cupy: FakeCupy) -> None:
+    def __init__(self, cupy: FakeCupy):
         self.cupy = cupy
 
-    def load(self, code: bytes) -> None:
+    def load(self, code: bytes):
         self.cupy.note("load", code)
 
-    def get_function(self, name: str) -> Any:
+    def get_function(self, name: str):
         return _Function(self.cupy, name)
 
 
 class _Function:
-    def __init__(self, cupy: FakeCupy, name: str) -> None:
+    def __init__(self, cupy: FakeCupy, name: str):
         self.cupy, self.name, self.ptr = cupy, name, f"<{name}>"
 
-    def __call__(self, grid: Any, block: Any, arguments: Any, shared_mem: int = 0, stream: Any = None) -> None:
+    def __call__(self, grid, block, arguments, shared_mem: int = 0, stream=None):
         self.cupy.note("launch", self.name, grid, block, arguments, shared_mem, stream.ptr)
 
 
 @pytest.fixture
-def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
+def cupy(monkeypatch) -> FakeCupy:
     """CuPy and torch's CUDA, both recorded; kernels are not compiled: their code is what they and their device are.
 
     Of a device torch says what torch 2.6 does.
@@ -106,7 +104,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
     return fake
 
 
-def test_a_launch_goes_to_the_current_stream_of_its_device(cupy: FakeCupy) -> None:
+def test_a_launch_goes_to_the_current_stream_of_its_device(cupy):
     launcher = CupyLauncher()
     launcher.launch(KERNEL, 5, NO_ARGUMENTS, SECOND)
     launcher.launch(LARGE, 7, NO_ARGUMENTS, FIRST)
@@ -118,7 +116,7 @@ def test_a_launch_goes_to_the_current_stream_of_its_device(cupy: FakeCupy) -> No
     assert all(event[5][0].dtype.names is None for event in cupy.of("launch")), "CuPy has fields described for 0.1 ms"
 
 
-def test_a_kernel_is_loaded_once_on_each_device(cupy: FakeCupy) -> None:
+def test_a_kernel_is_loaded_once_on_each_device(cupy):
     launcher = CupyLauncher()
     for device in (FIRST, SECOND, FIRST, SECOND):
         launcher.launch(KERNEL, 1, NO_ARGUMENTS, device)
@@ -126,7 +124,7 @@ def test_a_kernel_is_loaded_once_on_each_device(cupy: FakeCupy) -> None:
     assert cupy.of("load") == [("load", 0, code), ("load", 1, code)]
 
 
-def test_shared_memory_comes_before_caches_and_dynamic_one_is_asked_for(cupy: FakeCupy) -> None:
+def test_shared_memory_comes_before_caches_and_dynamic_one_is_asked_for(cupy):
     launcher = CupyLauncher()
     launcher.resident(KERNEL, FIRST)
     assert cupy.of("attribute") == [("attribute", 0, "<kernel>", "carve-out", 100)]
@@ -137,18 +135,18 @@ def test_shared_memory_comes_before_caches_and_dynamic_one_is_asked_for(cupy: Fa
     ]
 
 
-def test_resident_blocks_are_what_fits_on_all_multiprocessors(cupy: FakeCupy) -> None:
+def test_resident_blocks_are_what_fits_on_all_multiprocessors(cupy):
     assert CupyLauncher().resident(LARGE, SECOND) == 30
     assert cupy.of("occupancy") == [("occupancy", 1, "<large>", 128, 70_000)]
 
 
-def test_a_kernel_that_does_not_fit_is_refused(cupy: FakeCupy) -> None:
+def test_a_kernel_that_does_not_fit_is_refused(cupy):
     cupy.occupancy = 0
     with pytest.raises(RuntimeError, match=r"'large'.*does not fit on a device"):
         CupyLauncher().resident(LARGE, FIRST)
 
 
-def test_nothing_is_loaded_while_a_graph_is_captured(cupy: FakeCupy) -> None:
+def test_nothing_is_loaded_while_a_graph_is_captured(cupy):
     launcher = CupyLauncher()
     cupy.capturing = True
     with pytest.raises(RuntimeError, match=r"kernel is not loaded on cuda:0.*make the same call once before"):
@@ -162,7 +160,7 @@ def test_nothing_is_loaded_while_a_graph_is_captured(cupy: FakeCupy) -> None:
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU, on which the launch of no kernel is an error")
-def test_the_true_cupy_takes_our_arguments() -> None:
+def test_the_true_cupy_takes_our_arguments():
     """CuPy turns the arguments into addresses before it needs a driver."""
     true = pytest.importorskip("cupy", reason="cupy is not installed: make kernels")
     function = true.cuda.Function.__new__(true.cuda.Function)
@@ -180,7 +178,7 @@ def test_the_true_cupy_takes_our_arguments() -> None:
         runtime.deviceGetAttribute(runtime.cudaDevAttrMaxSharedMemoryPerMultiprocessor, 0)
 
 
-def test_the_launcher_asks_for_the_counter_of_the_current_stream(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_launcher_asks_for_the_counter_of_the_current_stream(cupy, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "to", lambda self, device: self)
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(counters, "cuda_stream_number", lambda stream: asked.append((stream, cupy.device)) or stream)
@@ -197,7 +195,7 @@ def test_the_launcher_asks_for_the_counter_of_the_current_stream(cupy: FakeCupy,
 KIB = 1024
 
 
-def test_threads_and_shared_memory_limit_as_well() -> None:
+def test_threads_and_shared_memory_limit_as_well():
     kernel = CudaKernel("file.cu", "kernel", threads=128, blocks=4, tile_rows=128, shared_bytes=20 * KIB)
     device = Multiprocessors(count=10, threads=1024, shared_bytes=100 * KIB)
     assert blocks_at_once(kernel, device) == 40
@@ -207,7 +205,7 @@ def test_threads_and_shared_memory_limit_as_well() -> None:
     assert blocks_at_once(kernel, replace(device, shared_bytes=0)) == 10
 
 
-def test_the_choice_of_tiles_compiles_nothing(cupy: FakeCupy) -> None:
+def test_the_choice_of_tiles_compiles_nothing(cupy):
     """Too few tiles for tall ones: of these not a kernel is loaded."""
     problem = Problem(pattern=Pattern([512], [1]), seq=512, heads=1, head_dim=64, dtype="bfloat16")
     assert CupyLauncher().at_least_resident(kernel_for("forward", "bfloat16", 64, (8, 6)), SECOND) == 20

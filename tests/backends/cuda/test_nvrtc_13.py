@@ -1,7 +1,5 @@
 """The kernels compiled by NVRTC of CUDA 13, in a process of its own, for the GPUs that it and that of CUDA 12 know."""
 
-from __future__ import annotations
-
 import ctypes
 import multiprocessing
 import re
@@ -10,7 +8,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -32,17 +29,15 @@ class NVRTCError(RuntimeError):
 
 
 class NVRTC:
-    """The library in the form of CuPy's module, as far as `dilkit.backends.cuda.compile` uses it."""
-
     NVRTCError = NVRTCError
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path):
         for builtins in path.parent.glob("libnvrtc-builtins.so.*"):  # which it looks for by name alone
             ctypes.CDLL(str(builtins))
         self._library = ctypes.CDLL(str(path))
         self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
 
-    def _call(self, name: str, *arguments: object) -> None:
+    def _call(self, name: str, *arguments):
         code = getattr(self._library, f"nvrtc{name}")(*arguments)
         if code:
             raise NVRTCError(self._library.nvrtcGetErrorString(code).decode())
@@ -72,7 +67,7 @@ class NVRTC:
         self._call("CreateProgram", ctypes.byref(program), *given)
         return program
 
-    def compileProgram(self, program: ctypes.c_void_p, options: Sequence[str]) -> None:
+    def compileProgram(self, program: ctypes.c_void_p, options: Sequence[str]):
         self._call("CompileProgram", program, len(options), (ctypes.c_char_p * len(options))(*(x.encode() for x in options)))
 
     def getCUBIN(self, program: ctypes.c_void_p) -> bytes:
@@ -84,11 +79,11 @@ class NVRTC:
     def getProgramLog(self, program: ctypes.c_void_p) -> str:
         return self._bytes("ProgramLog", program).rstrip(b"\0").decode()
 
-    def destroyProgram(self, program: ctypes.c_void_p) -> None:
+    def destroyProgram(self, program: ctypes.c_void_p):
         self._call("DestroyProgram", ctypes.byref(program))
 
 
-def use_nvrtc_13() -> None:
+def use_nvrtc_13():
     """Compile all kernels of this process with it; CuPy must be loaded first."""
     path = nvrtc_13()
     assert path is not None
@@ -109,27 +104,27 @@ def process() -> Iterator[ProcessPoolExecutor]:
         yield found
 
 
-def marks(build: Build) -> Any:
+def marks(build: Build):
     return [] if build == USUAL[0] else pytest.mark.slow if build in USUAL else pytest.mark.kernels
 
 
 @pytest.mark.parametrize(
     "build", [pytest.param(build, marks=marks(build), id="-".join(map(str, build.keys[0]))) for build in ALL]
 )
-def test_a_kernel_compiles_and_fits(process: ProcessPoolExecutor, build: Build) -> None:
+def test_a_kernel_compiles_and_fits(process, build):
     found = process.submit(compiled, build).result()
     assert [kernel.name for kernel in found] == list(build.names)
     assert {kernel.architecture for kernel in found} == {"sm_{}{}".format(*build.capability)}
     assert [complaint for kernel in found for complaint in kernel.complaints] == []
 
 
-def test_it_says_which_it_is_and_refuses_gpus_that_it_no_longer_knows(process: ProcessPoolExecutor) -> None:
+def test_it_says_which_it_is_and_refuses_gpus_that_it_no_longer_knows(process):
     assert re.match(r"13\.\d", process.submit(compiler_build).result())
     with pytest.raises(RuntimeError, match=r"NVRTC 13\.\d compiles for sm_75.*runs on sm_61: .*'dilkit\[cuda12\]'"):
         process.submit(options_of, kernel_for("forward", "float32", 64, (6, 1)), (6, 1)).result()
 
 
-def install_beside() -> None:
+def install_beside():
     """Have this process find the package of NVRTC 13 before all others."""
     path = nvrtc_13()
     assert path is not None
@@ -137,7 +132,7 @@ def install_beside() -> None:
     site.getsitepackages = lambda prefixes=None: found
 
 
-def test_one_that_is_installed_beside_does_not_take_the_place_of_that_of_cupy() -> None:
+def test_one_that_is_installed_beside_does_not_take_the_place_of_that_of_cupy():
     """CuPy alone would take NVRTC 13, also where CuPy is for CUDA 12."""
     cupy = pytest.importorskip("cupy", reason="cupy is not installed: make kernels")
     own = cupy.cuda.driver.get_build_version() // 1000

@@ -1,9 +1,6 @@
-"""The proof of the CUDA kernels: what it depends on, and that it notices kernels that compute something else."""
-
-from __future__ import annotations
+"""The proof of the CUDA kernels."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from helpers.cuda_fakes import RecordingLauncher
@@ -23,7 +20,7 @@ from dilkit.testing.conformance import check
 PROBLEM = Problem(pattern=Pattern([64], [1]), seq=64, heads=2, head_dim=32, device=Device("cuda", "GPU", (9, 0)))
 
 
-def test_facts_name_device_driver_sources_and_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_facts_name_device_driver_sources_and_compiler(monkeypatch):
     monkeypatch.setattr(device, "cuda_driver", lambda: 12080)
     monkeypatch.setattr(cuda_compile, "compiler_build", lambda: "12.9.86 CL-1")
     facts = CupyRaw().proof_facts(PROBLEM)
@@ -43,11 +40,11 @@ def test_facts_name_device_driver_sources_and_compiler(monkeypatch: pytest.Monke
 
 
 class Tampering(HostLauncher):
-    def __init__(self, name: str, value: Any) -> None:
+    def __init__(self, name: str, value):
         super().__init__(workers=1)
         self.name, self.value = name, value
 
-    def launch(self, kernel: Any, blocks: int, arguments: Any, *rest: Any) -> None:
+    def launch(self, kernel, blocks: int, arguments, *rest):
         arguments = arguments.copy()
         arguments[self.name] = self.value
         super().launch(kernel, blocks, arguments, *rest)
@@ -63,7 +60,7 @@ class Tampering(HostLauncher):
         ("scale", 0.25, "full"),
     ],
 )
-def test_kernels_that_get_something_wrong_fail(name: str, value: Any, variant: str) -> None:
+def test_kernels_that_get_something_wrong_fail(name, value, variant):
     [case] = (case for case in cases("float32", 16, gradients=True, kinds=True) if case.variant == variant)
     backend = OnHost(FP32)
     backend.launcher = Tampering(name, value)
@@ -74,7 +71,7 @@ def test_kernels_that_get_something_wrong_fail(name: str, value: Any, variant: s
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("scale", "wrong"), [(16**-0.5, 0), (0.2, 6)])
-def test_steps_that_get_something_wrong_fail(scale: float, wrong: int) -> None:
+def test_steps_that_get_something_wrong_fail(scale, wrong):
     backend = OnHost(FP32)
     backend.launcher = Tampering("scale", scale)
     asked = dict(device="cpu", dtype="float32", stored="float32", head_dim=16, group=2, softcap=False, bias=None)

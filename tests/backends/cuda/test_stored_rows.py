@@ -1,6 +1,4 @@
-"""Steps over stored rows on the kernel `attend_stored`, on the CPU: of every dtype, bias and kind of span, against fp64."""
-
-from __future__ import annotations
+"""Steps over stored rows on the kernel `attend_stored`, on the CPU."""
 
 from typing import Any
 
@@ -8,7 +6,7 @@ import pytest
 import torch
 from helpers.host_launcher import HostLauncher
 from helpers.on_host import FP32, OnHost
-from helpers.step_checks import Check, checks
+from helpers.step_checks import checks
 from helpers.steps import StepCase, agree, expected, make_step
 
 from dilkit.backends.cuda.backend import CupyRaw
@@ -24,7 +22,7 @@ slow = pytest.mark.slow
 class Launcher(HostLauncher):
     """Says that so many blocks run at once that a row's work is divided among several."""
 
-    def resident(self, kernel: Any, device: object = None) -> int:
+    def resident(self, kernel, device=None) -> int:
         return 64
 
 
@@ -47,12 +45,12 @@ def chosen() -> list[Any]:
 
 
 @pytest.mark.parametrize("check", chosen())
-def test_the_kernel_of_steps(check: Check) -> None:
+def test_the_kernel_of_steps(check):
     check(on_host())
 
 
 @pytest.mark.parametrize("stored", ["float32", pytest.param("int8", marks=slow)])
-def test_the_same_bits_in_any_order(stored: str) -> None:
+def test_the_same_bits_in_any_order(stored):
     case = StepCase(stored=stored, most=3000, spans=4, batch=1)
     step = make_step(case)
     ways = ((1, "forward"), (2, "reverse"), (2, "random"))
@@ -62,14 +60,14 @@ def test_the_same_bits_in_any_order(stored: str) -> None:
 
 @slow
 @pytest.mark.parametrize("stored", ["float32", "int8"])
-def test_no_thread_reads_what_another_writes_without_a_barrier(stored: str) -> None:
+def test_no_thread_reads_what_another_writes_without_a_barrier(stored):
     case = StepCase(stored=stored, heads=2, kv_heads=1, bias="table", most=300)
     step = make_step(case)
     right = expected(step, case.problem)
     agree(on_host(checked=True).attend_stored(step, case.problem), right, 2e-5)
 
 
-def test_what_is_compiled_and_what_is_refused() -> None:
+def test_what_is_compiled_and_what_is_refused():
     def problem(**fields):
         own = dict(seq=1, heads=6, kv_heads=1, head_dim=64, is_causal=True, stored="float32") | fields
         return Problem(pattern=Pattern.dense(), device=Device("cuda", "GPU", (9, 0)), **own)

@@ -1,6 +1,4 @@
-"""The CPU kernel as it is called: from several threads and processes, interrupted, with odd memory and bad numbers."""
-
-from __future__ import annotations
+"""The CPU kernel as it is called."""
 
 import multiprocessing
 import os
@@ -48,7 +46,7 @@ def everything(dtype: str, is_causal: bool, pattern: Pattern = PATTERN) -> list[
 
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize(("dtype", "pattern"), [*((dtype, PATTERN) for dtype in DTYPES), *(("float32", x) for x in OTHER_KINDS)])
-def test_the_same_bits_run_to_run_and_with_any_number_of_threads(dtype: str, pattern: Pattern) -> None:
+def test_the_same_bits_run_to_run_and_with_any_number_of_threads(dtype, pattern):
     first = everything(dtype, dtype != "float64", pattern)
     for count in (4, 1, 2, 7):
         torch.set_num_threads(count)
@@ -57,7 +55,7 @@ def test_the_same_bits_run_to_run_and_with_any_number_of_threads(dtype: str, pat
 
 
 @pytest.mark.usefixtures("threads")
-def test_several_python_threads_at_once() -> None:
+def test_several_python_threads_at_once():
     patterns = [PATTERN, Pattern([64], [1]), Pattern([100, 300], [3, 2]), Pattern.dense()]
     q, k, v = inputs(seq=512)
     alone = [dilated_attention(q, k, v, pattern, backend="native") for pattern in patterns]
@@ -67,7 +65,7 @@ def test_several_python_threads_at_once() -> None:
         assert all(torch.equal(alone[i], out) for i, out in zip(jobs, found, strict=True))
 
 
-def test_a_nan_reaches_no_gradient_of_queries_that_do_not_see_its_key() -> None:
+def test_a_nan_reaches_no_gradient_of_queries_that_do_not_see_its_key():
     """Filled tiles do not carry it either: head 0 sees the key in a short tile, head 1 has longer ones later."""
     pattern = Pattern([10, 40], [1, 1], heads=[(0, 1), (1, 2)])
     q, k, v, dout = torch.randn(1, 80, 2, 16), torch.randn(1, 80, 1, 16), torch.randn(1, 80, 1, 16), torch.randn(1, 80, 2, 16)
@@ -79,14 +77,14 @@ def test_a_nan_reaches_no_gradient_of_queries_that_do_not_see_its_key() -> None:
     assert torch.equal(dq[0].isnan().any(-1), seen)
 
 
-def _in_child(qkv: tuple[torch.Tensor, ...], queue: multiprocessing.Queue) -> None:
+def _in_child(qkv: tuple[torch.Tensor, ...], queue: multiprocessing.Queue):
     """The sum is numpy's, for torch's own operators may hang after a fork."""
     queue.put((torch.get_num_threads(), float(dilated_attention(*qkv, PATTERN, backend="native").numpy().sum())))
 
 
 @pytest.mark.usefixtures("threads")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_child_computes_with_several_threads() -> None:
+def test_a_forked_child_computes_with_several_threads():
     qkv = inputs()
     expected = float(dilated_attention(*qkv, PATTERN, backend="native").numpy().sum())  # the parent's threads exist by now
     context = multiprocessing.get_context("fork")
@@ -101,7 +99,7 @@ def test_a_forked_child_computes_with_several_threads() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="this system does not say there how large a process is")
-def test_scratch_that_a_thread_keeps_ends_with_it() -> None:
+def test_scratch_that_a_thread_keeps_ends_with_it():
     data, pages = inputs(seq=192, heads=1, dim=64), []
     for _ in range(80):
         thread = threading.Thread(target=dilated_attention, args=(*data, Pattern.dense()), kwargs=dict(backend="native"))
@@ -113,7 +111,7 @@ def test_scratch_that_a_thread_keeps_ends_with_it() -> None:
 
 @pytest.mark.usefixtures("threads", "ctrl_c")
 @pytest.mark.parametrize("gradients", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_ctrl_c_ends_a_long_call(gradients: bool) -> None:
+def test_ctrl_c_ends_a_long_call(gradients):
     x = torch.zeros(1, 1, 1, 64).expand(1, 1 << 16, 1, 64).requires_grad_(gradients)  # seconds of work in a dense pattern
     timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
@@ -125,7 +123,7 @@ def test_ctrl_c_ends_a_long_call(gradients: bool) -> None:
     everything("float32", is_causal=True)
 
 
-def test_storage_at_any_address() -> None:
+def test_storage_at_any_address():
     whole = torch.randn(1, 40, 2, 16)
     raw = np.zeros(whole.numel() * 4 + 1, np.uint8)[1:]
     raw[:] = whole.numpy().view(np.uint8).ravel()
@@ -139,9 +137,7 @@ def test_storage_at_any_address() -> None:
 @pytest.mark.parametrize(
     ("pattern", "is_causal"), [(Pattern.dense(), False), (Pattern([128, 300], [1, 2]), True), (OTHER_KINDS[0], False)]
 )
-def test_rows_that_are_read_where_they_lie_give_the_bits_of_those_that_are_packed(
-    dtype: str, pattern: Pattern, is_causal: bool
-) -> None:
+def test_rows_that_are_read_where_they_lie_give_the_bits_of_those_that_are_packed(dtype, pattern, is_causal):
     """Rows of a head are adjacent, as in (batch, heads, seq, head_dim), beside rows of all heads in turn."""
     results = []
     for follow in (False, True):
@@ -155,7 +151,7 @@ def test_rows_that_are_read_where_they_lie_give_the_bits_of_those_that_are_packe
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
-def test_rows_further_apart_than_32_bits_count() -> None:
+def test_rows_further_apart_than_32_bits_count():
     try:
         room = torch.empty(5 << 28)  # 5 GiB of which only the rows that are written to become memory
     except RuntimeError as error:
@@ -168,7 +164,7 @@ def test_rows_further_apart_than_32_bits_count() -> None:
 
 
 @pytest.mark.parametrize("dim", [1, 7, 31, 100, 255, 256, 300])
-def test_any_head_dim(dim: int) -> None:
+def test_any_head_dim(dim):
     q, k, v = inputs(seq=50, heads=2, dim=dim)
     out = dilated_attention(q, k, v, Pattern([16, 32], [1, 2]), backend="native")
     exact, _ = oracle_attention(q, k, v, Pattern([16, 32], [1, 2]))
@@ -178,7 +174,7 @@ def test_any_head_dim(dim: int) -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["query", "key", "value"])
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
-def test_numbers_that_are_none_reach_the_rows_that_see_them(is_causal: bool, which: int, bad: float) -> None:
+def test_numbers_that_are_none_reach_the_rows_that_see_them(is_causal, which, bad):
     """The oracle lets NaN and infinity reach rows that see none of them, as 0 * NaN is NaN."""
     qkv, pattern = inputs(seq=64, heads=2, dim=8), Pattern([16, 64], [1, 2])
     qkv[which][0, 20, 0, 3] = bad
@@ -194,7 +190,7 @@ def test_numbers_that_are_none_reach_the_rows_that_see_them(is_causal: bool, whi
     torch.testing.assert_close(out[~expected].double(), exact[~expected].double(), rtol=0, atol=1e-5)
 
 
-def test_more_branches_than_bits_are_refused() -> None:
+def test_more_branches_than_bits_are_refused():
     problem = Problem(pattern=Pattern([8] * 65, [1] * 65), seq=8, heads=1, head_dim=8)
     (refusal,) = backends()["native"].refusals(problem)
     assert "65" in str(refusal)
@@ -202,7 +198,7 @@ def test_more_branches_than_bits_are_refused() -> None:
 
 
 @pytest.mark.usefixtures("threads")
-def test_a_forward_pass_holds_little_beyond_its_results() -> None:
+def test_a_forward_pass_holds_little_beyond_its_results():
     q, k, v = inputs(seq=8192, heads=8, dim=64)
 
     def forward():

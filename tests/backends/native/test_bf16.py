@@ -1,6 +1,4 @@
-"""bf16 on the CPU kernel: where products of its pairs compute it, and what must not come into its gradients."""
-
-from __future__ import annotations
+"""bf16 on the CPU kernel."""
 
 import pytest
 import torch
@@ -28,7 +26,7 @@ PROBLEM = Problem(pattern=Pattern.dense(), seq=8, heads=1, head_dim=8, dtype="bf
 
 @pytest.mark.parametrize("isa", OF_PAIRS)
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_agree_with_the_oracle(isa: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_agree_with_the_oracle(isa, name, monkeypatch):
     monkeypatch.setenv("DILKIT_CPU_ISA", isa)
     fields = dict(seq=sum(CASES[name].get("lengths", ())) or 131, dtype="bfloat16") | CASES[name]
     result = check("native", Case(feature="pairs", variant=name, **fields))
@@ -37,7 +35,7 @@ def test_gradients_agree_with_the_oracle(isa: str, name: str, monkeypatch: pytes
 
 @pytest.mark.parametrize("isa", SETS)
 @pytest.mark.parametrize("seq", [1, 13, 35, 53])
-def test_rows_that_a_tile_lacks_leave_gradients_as_they_are(isa: str, seq: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_a_tile_lacks_leave_gradients_as_they_are(isa, seq, monkeypatch):
     """All scores are -160: a row of zeros instead would have the weight e**160."""
     monkeypatch.setenv("DILKIT_CPU_ISA", isa)
     query = torch.full((1, seq, 1, 16), 4.0, dtype=torch.bfloat16).requires_grad_()
@@ -52,7 +50,7 @@ def test_rows_that_a_tile_lacks_leave_gradients_as_they_are(isa: str, seq: int, 
 
 
 @pytest.mark.parametrize("isa", SETS)
-def test_what_memory_held_before_stays_out_of_gradients(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_memory_held_before_stays_out_of_gradients(isa, monkeypatch):
     """A sequence of infinities leaves scratch to one of less than a tile of rows."""
     monkeypatch.setenv("DILKIT_CPU_ISA", isa)
     for seq, number in ((64, torch.inf), (9, 1.0)):
@@ -62,7 +60,7 @@ def test_what_memory_held_before_stays_out_of_gradients(isa: str, monkeypatch: p
     assert torch.isfinite(gradient).all()
 
 
-def test_sets_whose_products_of_pairs_are_slow_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sets_whose_products_of_pairs_are_slow_come_last(monkeypatch):
     monkeypatch.delenv("DILKIT_CPU_ISA", raising=False)
     built = _native.built_for()
     monkeypatch.setattr(_native, "is_slow", lambda i: built[i] == SETS[0])
@@ -73,13 +71,13 @@ def test_sets_whose_products_of_pairs_are_slow_come_last(monkeypatch: pytest.Mon
     assert Native().detail(PROBLEM) == ordered[0]
 
 
-def test_a_set_that_is_named_is_taken_however_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_set_that_is_named_is_taken_however_slow(monkeypatch):
     for name in SETS:
         monkeypatch.setenv("DILKIT_CPU_ISA", name)
         assert Native().detail(PROBLEM) == name
 
 
-def test_gradients_are_summed_up_in_fp32_or_refused() -> None:
+def test_gradients_are_summed_up_in_fp32_or_refused():
     x = torch.randn(1, 8, 1, 8).bfloat16()
     *sums, _ = _native.backward(_encode(PROBLEM), SETS[0], 1, x, x, x, x, x, torch.zeros(1, 1, 8), None)
     assert {total.dtype for total in sums} == {torch.float32}

@@ -1,6 +1,4 @@
-"""The gradients of the CPU kernel over many chunks of keys and queries, as long sequences have them."""
-
-from __future__ import annotations
+"""Gradients of the CPU kernel over many chunks."""
 
 from collections.abc import Iterator
 
@@ -25,11 +23,10 @@ PATTERNS = {
 
 
 BLOCK_ROWS = {16: 16, 48: 32}
-"""Of chunks with so many rows."""
 
 
 @pytest.fixture
-def short_chunks(chunk_rows: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def short_chunks(chunk_rows: int, monkeypatch) -> Iterator[None]:
     monkeypatch.setattr("dilkit.backends.native.backend.CHUNK_ROWS", chunk_rows)
     monkeypatch.setattr("dilkit.backends.native.backend.BLOCK_ROWS", BLOCK_ROWS[chunk_rows])
     monkeypatch.setattr("dilkit.backends.native.backend.ROW_STEP", 16)
@@ -43,7 +40,7 @@ def short_chunks(chunk_rows: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     ("pattern", "chunk_rows", "mask", "is_causal", "dtype"),
     every_pair(PATTERNS, BLOCK_ROWS, ["none", "random", "packed"], [False, True], DTYPES),
 )
-def test_gradients_of_many_chunks(pattern: str, mask: str, is_causal: bool, dtype: str) -> None:
+def test_gradients_of_many_chunks(pattern, mask, is_causal, dtype):
     sizes = dict(seq=258, heads=4, kv_heads=2, head_dim=20, batch=2)
     if mask == "packed":
         lengths = (258, 258) if pattern == "neighborhood" else (5, 170, 0, 1, 258, 17)

@@ -1,6 +1,4 @@
-"""The CPU kernel: every instruction set that runs here on the whole problem list, many tiles, exp, and random problems."""
-
-from __future__ import annotations
+"""Every instruction set of the CPU kernel that runs here."""
 
 import os
 import subprocess
@@ -74,7 +72,7 @@ LONG = {
 
 
 @pytest.fixture(params=_native.instruction_sets())
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def isa(request, monkeypatch) -> str:
     monkeypatch.setenv("DILKIT_CPU_ISA", request.param)
     return request.param
 
@@ -91,7 +89,7 @@ def in_turn() -> list[Any]:
 
 
 @pytest.mark.parametrize(("isa", "case"), in_turn(), indirect=["isa"])
-def test_every_instruction_set_agrees_with_the_oracle(isa: str, case: Case) -> None:
+def test_every_instruction_set_agrees_with_the_oracle(isa, case):
     result = check("native", case)
     assert result.verdict == "passed", "; ".join(result.reasons)
 
@@ -101,7 +99,7 @@ def test_every_instruction_set_agrees_with_the_oracle(isa: str, case: Case) -> N
     diagonal(_native.instruction_sets(), LONG, [False, True], ["float32", "float64", "bfloat16"]),
     indirect=["isa"],
 )
-def test_sequences_of_many_tiles(isa: str, name: str, is_causal: bool, dtype: str) -> None:
+def test_sequences_of_many_tiles(isa, name, is_causal, dtype):
     fields = dict(seq=701, batch=1, is_causal=is_causal, dtype=dtype) | LONG[name]
     result = check("native", Case(feature="long", variant=f"{name} tiles", **fields))
     assert result.verdict == "passed", "; ".join(result.reasons)
@@ -112,11 +110,11 @@ NARROW = {**huge_scores.PATTERNS, "grid": Pattern.natten((16, 15), (3, 5))}
 
 @pytest.mark.parametrize("name", NARROW)
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 3e2), ("float32", 1e5), *HUGE.items()])
-def test_huge_scores(isa: str, name: str, dtype: str, size: float) -> None:
+def test_huge_scores(isa, name, dtype, size):
     huge_scores.check("native", dtype, size, NARROW[name], seq=240, dim=64)
 
 
-def test_an_instruction_set_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_instruction_set_that_is_not_there(monkeypatch):
     monkeypatch.setenv("DILKIT_CPU_ISA", "mmx")
     q = torch.randn(1, 8, 2, 8)
     with pytest.raises(ValueError, match=r"DILKIT_CPU_ISA='mmx'.*generic"):
@@ -124,7 +122,7 @@ def test_an_instruction_set_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("name", ["avx5l2", "AVX2", "avx2,generic"])
-def test_a_misspelt_instruction_set_is_not_passed_over(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_misspelt_instruction_set_is_not_passed_over(monkeypatch, name):
     """The automatic choice does not silently replace the kernel."""
     monkeypatch.setenv("DILKIT_CPU_ISA", name)
     q, problem = torch.randn(1, 8, 2, 8), Problem(pattern=Pattern([8], [1]), seq=8, heads=2, head_dim=8)
@@ -136,7 +134,7 @@ def test_a_misspelt_instruction_set_is_not_passed_over(monkeypatch: pytest.Monke
 
 
 @pytest.mark.skipif("amx" not in _native.instruction_sets(), reason="this machine has no AMX, or the system refuses it")
-def test_a_process_that_the_system_refuses_amx_computes_without() -> None:
+def test_a_process_that_the_system_refuses_amx_computes_without():
     """Linux refuses AMX if the alternate signal stack has no room for tile registers."""
     program = """
 import ctypes
@@ -156,20 +154,20 @@ print(*_native.instruction_sets())
     assert done.stdout.split() == [name for name in _native.instruction_sets() if name != "amx"]
 
 
-def test_the_choice_names_the_code_that_runs(isa: str) -> None:
+def test_the_choice_names_the_code_that_runs(isa):
     problem = Problem(pattern=Pattern.dense(), seq=8, heads=1, head_dim=8)
     assert Native().detail(problem) == ("avx512" if isa in BF16_SETS else isa)
     assert Native().detail(replace(problem, dtype="bfloat16")) == isa
 
 
-def test_exp2_is_accurate(isa: str) -> None:
+def test_exp2_is_accurate(isa):
     x = np.linspace(-126, 1.5, 1 << 16, dtype=np.float32)
     y = np.empty_like(x)
     _native.exp2(isa, x, y)
     assert np.abs(y / np.exp2(x.astype(np.float64)) - 1).max() < 2e-7
 
 
-def test_exp2_of_the_extremes(isa: str) -> None:
+def test_exp2_of_the_extremes(isa):
     x = np.full(16, -np.inf, np.float32)
     x[:4] = 0, np.nan, -127, -1e30
     y = np.empty_like(x)

@@ -1,14 +1,10 @@
-"""Scales, biases and softcaps of the CPU kernel: bits for any number of threads, gradients in one part, tensors that misfit."""
-
-from __future__ import annotations
-
-from typing import Any
+"""Scales, biases and softcaps of the CPU kernel."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from dilkit import Alibi, CoordinateAlibi, GridTable, Pattern, Problem, RelativeTable, dilated_attention
+from dilkit import Alibi, CoordinateAlibi, GridTable, Pattern, Problem, RelativeTable, RowTable, dilated_attention
 from dilkit.backends.native.backend import Native
 from dilkit.bias.base import Bias
 from dilkit.bias.form import BiasForm, LoweredBias
@@ -31,13 +27,14 @@ def results(bias: Bias, seq: int = 600, backend: str = "native", **options: floa
     return [out, *torch.autograd.grad(out.sin().sum(), (q, weights))]
 
 
-@pytest.mark.parametrize("kind", ["alibi", "coordinates", "table"])
-def test_threads_change_no_bit(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["alibi", "coordinates", "table", "rows"])
+def test_threads_change_no_bit(kind):
     slopes = torch.tensor([0.01, 0.1])
     biases = {
         "alibi": Alibi(slopes),
         "coordinates": CoordinateAlibi(slopes, normal(600, 2)),
         "table": RelativeTable(normal(2, 65)),
+        "rows": RowTable(normal(1, 2, 600, 33)),
     }
     found = []
     for count in (1, 2, 5):
@@ -51,7 +48,7 @@ def test_threads_change_no_bit(kind: str) -> None:
 @pytest.mark.parametrize(
     "pattern", [PATTERN, Pattern.of(Neighborhood((20, 30), 5)), Pattern.of(SlidingWindow(40), GlobalTokens(2), tail="zeros")]
 )
-def test_a_scale_that_is_not_above_0(pattern: Pattern, options: dict[str, Any], scale: float) -> None:
+def test_a_scale_that_is_not_above_0(pattern, options, scale):
     """float32 decides: the greatest product is not the greatest score, or -inf times the scale is NaN."""
     torch.manual_seed(2)
     found = []
@@ -65,7 +62,7 @@ def test_a_scale_that_is_not_above_0(pattern: Pattern, options: dict[str, Any], 
 
 
 @pytest.mark.slow
-def test_the_gradient_of_a_table_too_large_for_parts_is_summed_in_one() -> None:
+def test_the_gradient_of_a_table_too_large_for_parts_is_summed_in_one():
     """A number for each of 129 x 129 x 129 offsets and four parts would be more than `MOST_PARTS`."""
     table = GridTable(normal(2, 129, 129, 129), (8, 8, 10))
     for ours, right in zip(results(table), results(table, backend="reference"), strict=True):
@@ -83,9 +80,7 @@ def test_the_gradient_of_a_table_too_large_for_parts_is_summed_in_one() -> None:
         (torch.zeros(2, 1), torch.zeros(1, 60, 2)[:, ::2], "positions have shape"),
     ],
 )
-def test_tensors_of_a_bias_that_do_not_fit_are_refused_where_their_addresses_are_taken(
-    weights: Tensor, positions: Tensor, told: str
-) -> None:
+def test_tensors_of_a_bias_that_do_not_fit_are_refused_where_their_addresses_are_taken(weights, positions, told):
     form = BiasForm(dims=2, metric="euclidean", placed=True)
     x = normal(1, 30, 2, 8)
     problem = Problem.of(x, x, Pattern.dense(), bias=form)

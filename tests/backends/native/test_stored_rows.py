@@ -1,6 +1,4 @@
-"""Steps over stored rows: each instruction set and the definition, of every dtype, bias and kind of span, against fp64."""
-
-from __future__ import annotations
+"""Steps over stored rows by the CPU kernel."""
 
 import pytest
 import torch
@@ -23,9 +21,7 @@ LIMITS = {"float64": 1e-12, "float32": 2e-5, "bfloat16": 2e-2, "float16": 2e-3}
 @pytest.mark.parametrize(
     ("isa", "dtypes", "shape", "bias"), every_pair([*_native.instruction_sets(), "reference"], DTYPE_PAIRS, SHAPES, FORMS)
 )
-def test_a_step_is_the_softmax_over_its_spans(
-    isa: str, dtypes: tuple[str, str], shape: str, bias: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_is_the_softmax_over_its_spans(isa, dtypes, shape, bias, monkeypatch):
     if isa != "reference":
         monkeypatch.setenv("DILKIT_CPU_ISA", isa)
     (dtype, stored), (heads, kv_heads, head_dim) = dtypes, SHAPES[shape]
@@ -40,7 +36,7 @@ def test_a_step_is_the_softmax_over_its_spans(
 
 
 @pytest.mark.parametrize(("dtype", "stored"), DTYPE_PAIRS)
-def test_both_backends_store_the_same_bits(dtype: str, stored: str) -> None:
+def test_both_backends_store_the_same_bits(dtype, stored):
     case = StepCase(dtype, stored, seed=3)
     one, other = make_step(case), make_step(case)
     Native().attend_stored(one, case.problem)
@@ -51,7 +47,7 @@ def test_both_backends_store_the_same_bits(dtype: str, stored: str) -> None:
 
 @pytest.mark.parametrize(("dtype", "stored"), DTYPE_PAIRS)
 @pytest.mark.parametrize("backend", [Native(), Reference()], ids=lambda backend: backend.name)
-def test_rows_in_pages_are_as_good(backend: Native | Reference, dtype: str, stored: str) -> None:
+def test_rows_in_pages_are_as_good(backend, dtype, stored):
     case = StepCase(dtype, stored, bias="table", seed=5)
     step = make_step(case)
     paged = in_pages(step, case.problem)
@@ -95,7 +91,7 @@ def shared(dtype: str, stored: str, bias: str = "") -> tuple[Step, Step, Problem
 
 
 @pytest.mark.parametrize(("dtype", "stored", "bias"), [("float32", "", ""), ("float64", "", "alibi"), ("bfloat16", "int8", "")])
-def test_a_key_that_several_spans_show_is_read_once(dtype: str, stored: str, bias: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_several_spans_show_is_read_once(dtype, stored, bias, monkeypatch):
     once, each, problem = shared(dtype, stored, bias)
     right = expected(each, problem)
     for isa in _native.instruction_sets():
@@ -104,7 +100,7 @@ def test_a_key_that_several_spans_show_is_read_once(dtype: str, stored: str, bia
             agree(Native().attend_stored(step, problem), right, LIMITS[dtype])
 
 
-def test_copies_of_other_rows_heads_and_positions_are_read() -> None:
+def test_copies_of_other_rows_heads_and_positions_are_read():
     case = StepCase(heads=4, kv_heads=4, batch=2, seq=1, bias="alibi")
     given, rows = make_step(case), torch.randn(2, 2, 4, 10, 20)  # keys and values, sequences, heads, tokens
     first = Span(0, 2, 0, 1, 4, 10, 0, 0, 800, 200, 20, 0, 1600, 800, 200, 20, 9, 0, 1)
@@ -129,7 +125,7 @@ def test_copies_of_other_rows_heads_and_positions_are_read() -> None:
 
 
 @pytest.mark.parametrize("stored", ["float32", "int8"])
-def test_the_same_bits_with_any_number_of_threads(stored: str) -> None:
+def test_the_same_bits_with_any_number_of_threads(stored):
     case = StepCase(stored=stored, most=3000, spans=4)
     step, results = make_step(case), []
     for threads in (1, 2, 3, 4):
@@ -139,5 +135,5 @@ def test_the_same_bits_with_any_number_of_threads(stored: str) -> None:
 
 
 @pytest.mark.parametrize("backend", [Native(), Reference()], ids=lambda backend: backend.name)
-def test_a_row_that_sees_nothing(backend: Native | Reference) -> None:
+def test_a_row_that_sees_nothing(backend):
     check_that_nothing_is_seen(backend.attend_stored)

@@ -5,8 +5,6 @@
 For each kernel: its PTX's 16-byte loads from shared memory, local arrays that are no registers (depots), and ptxas's report.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

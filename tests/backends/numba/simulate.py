@@ -6,8 +6,6 @@ By default the smallest case of each feature, made smaller still. Tiles of the s
 `tests/ptx`. Exit code 1 if one fails. A process of its own chooses the simulator before it imports numba.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -37,7 +35,6 @@ from dilkit.problem import Problem  # noqa: E402
 from dilkit.testing.problems import PROBLEMS, Case  # noqa: E402
 
 SHORT_WAIT = 1e-4
-"""Seconds."""
 
 SIZES = dict(feature="branches together", head_dim=8, batch=1)
 TOGETHER = (
@@ -59,12 +56,12 @@ class SimulatorLauncher(DeviceLauncher):
     def tiling(self, role: str, head_dim: int) -> Tiling:
         return Tiling(head_dim=-(-head_dim // 8) * 8, rows=8, columns=4, down=4, across=2)
 
-    def launch(self, role: str, dtype: str, tiling: Tiling, blocks: int, arguments: tuple[Any, ...]) -> None:
+    def launch(self, role: str, dtype: str, tiling: Tiling, blocks: int, arguments: tuple[Any, ...]):
         given = (FakeCUDAArray(x) if isinstance(x, np.ndarray) else x for x in map(as_arrays, arguments))
         compiled(role, dtype, tiling, None)[blocks, (tiling.across, tiling.down)](*given)
 
 
-def as_arrays(x: Any) -> Any:
+def as_arrays(x):
     """`x` with its tensors, on whatever level, as numpy's arrays of the same memory."""
     if isinstance(x, torch.Tensor):
         return x.detach().numpy()
@@ -115,7 +112,7 @@ def lists_the_count(pattern: Pattern) -> bool:
     return np.allclose(found, pattern.count(seq, 4, kv_heads=2))
 
 
-def hasten() -> None:
+def hasten():
     """Poll waiting threads less often, and find shared arrays without reading all callers' sources."""
     is_alive = kernel.BlockThread.is_alive
 

@@ -1,6 +1,4 @@
-"""The backend of the kernels in numba.cuda, by a launcher that records and by fakes of numba."""
-
-from __future__ import annotations
+"""The backend of the kernels in numba.cuda, by a launcher that records."""
 
 import contextlib
 import sys
@@ -29,23 +27,23 @@ GROUPS = Pattern([256, 512, 512], [1, 4, 64])
 
 
 class Recorder(DeviceLauncher):
-    def __init__(self) -> None:
+    def __init__(self):
         self.launches: list[SimpleNamespace] = []
 
-    def launch(self, role: str, dtype: str, tiling: Tiling, blocks: int, arguments: tuple[Any, ...]) -> None:
+    def launch(self, role: str, dtype: str, tiling: Tiling, blocks: int, arguments: tuple[Any, ...]):
         self.launches.append(SimpleNamespace(role=role, dtype=dtype, tiling=tiling, blocks=blocks, arguments=arguments))
 
 
-def pose(**fields: Any) -> Problem:
+def pose(**fields) -> Problem:
     return Problem(**{**dict(pattern=GROUPS, seq=500, heads=4, kv_heads=2, head_dim=64, batch=2), **fields})
 
 
-def numbers(records: Any) -> list[list[int]]:
+def numbers(records) -> list[list[int]]:
     return records.view(np.int32).reshape(-1, 4).tolist()
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_forward_launches_each_group_once(masked: bool) -> None:
+def test_forward_launches_each_group_once(masked):
     recorder, problem = Recorder(), pose(is_causal=True, key_padding_mask=masked, scale=0.25)
     q, k, v = Tensors.random(problem).qkv
     ignored = torch.ones(2, 500, dtype=torch.bool) if masked else None
@@ -65,13 +63,13 @@ def test_forward_launches_each_group_once(masked: bool) -> None:
         assert given_lse is lse
 
 
-def test_a_pattern_that_counts_once_is_launched_so() -> None:
+def test_a_pattern_that_counts_once_is_launched_so():
     recorder, problem = Recorder(), pose(pattern=Pattern([256, 512], [1, 4], overlap="once"))
     NumbaCuda(recorder).forward(Inputs(*Tensors.random(problem).qkv), problem)
     assert [launch.arguments[0].once for launch in recorder.launches] == [1]
 
 
-def test_backward_writes_delta_then_the_gradients() -> None:
+def test_backward_writes_delta_then_the_gradients():
     recorder, problem = Recorder(), pose(requires_grad=True, dtype="float16")
     q, k, v = Tensors.random(problem).qkv
     lse = torch.zeros(2, 500, 4).transpose(1, 2)
@@ -96,7 +94,7 @@ def test_backward_writes_delta_then_the_gradients() -> None:
         assert [x.numbers.data_ptr() for x in written] == [x.data_ptr() for x in expected]
 
 
-def test_a_group_without_tiles_is_not_launched() -> None:
+def test_a_group_without_tiles_is_not_launched():
     recorder = Recorder()
     problem = pose(pattern=Pattern([64, 512], [1, 64], heads=[None, (3, 4)]), seq=3, kv_heads=4)
     assert [len(group.query_tiles) > 0 for group in schedule(problem, 64).groups] == [True, False]
@@ -104,7 +102,7 @@ def test_a_group_without_tiles_is_not_launched() -> None:
     assert len(recorder.launches) == 1
 
 
-def test_more_blocks_than_a_launch_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_blocks_than_a_launch_has_are_refused(monkeypatch):
     monkeypatch.setattr(numba_cuda, "MAX_BLOCKS", 10)
     problem = pose()
     with pytest.raises(ValueError, match="blocks for forward, at most 10; use a smaller batch"):
@@ -120,19 +118,19 @@ def test_more_blocks_than_a_launch_has_are_refused(monkeypatch: pytest.MonkeyPat
         (dict(pattern=Pattern([8] * 33, [1] * 33, overlap="once")), 'branches 33: at most 32 with overlap="once"'),
     ],
 )
-def test_what_is_refused(fields: dict[str, Any], reason: str) -> None:
+def test_what_is_refused(fields, reason):
     found = NumbaCuda().refusals(pose(**{"device": Device.assume("sm_61"), **fields}))
     assert reason in [str(refusal) for refusal in found if refusal.code != "module"]
 
 
-def test_a_stand_in_for_a_gpu_leaves_no_proof() -> None:
+def test_a_stand_in_for_a_gpu_leaves_no_proof():
     assert NumbaCuda(Recorder()).proof_facts(pose(device=Device.assume("sm_61"))) == ()
 
 
 class FakeNumba:
     """The part of numba.cuda that launches use; it records calls and devices."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.events: list[tuple[Any, ...]] = []
         self.device: int | None = None
         self.gpus = {index: self._on(index) for index in (0, 1)}
@@ -146,16 +144,16 @@ class FakeNumba:
     def external_stream(self, address: int) -> tuple[str, int]:
         return "stream", address
 
-    def as_cuda_array(self, x: Any, sync: bool) -> tuple[str, int]:
+    def as_cuda_array(self, x, sync: bool) -> tuple[str, int]:
         assert not x.requires_grad
         assert not sync, "the kernel runs on the stream that torch uses: nothing is waited for"
         return "array", x.data_ptr()
 
-    def compiled(self, *asked: Any) -> Any:
+    def compiled(self, *asked):
         self.events.append(("compiled", self.device, asked))
         return self
 
-    def __getitem__(self, configuration: tuple[Any, ...]) -> Any:
+    def __getitem__(self, configuration: tuple[Any, ...]):
         warnings.warn("Grid size 7 will likely result in GPU under-utilization", stacklevel=2)
         return lambda *arguments: self.events.append(("launched", self.device, configuration, arguments))
 
@@ -166,7 +164,7 @@ class OnDevice(Tensor):
         return torch.device("cuda", 1)
 
 
-def test_a_launch_goes_to_the_current_stream_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_goes_to_the_current_stream_of_its_device(monkeypatch):
     fake = FakeNumba()
     monkeypatch.setitem(sys.modules, "numba", SimpleNamespace(cuda=fake))
     monkeypatch.setattr(numba_cuda, "compiled", fake.compiled)
@@ -183,7 +181,7 @@ def test_a_launch_goes_to_the_current_stream_of_its_device(monkeypatch: pytest.M
     ]
 
 
-def test_a_view_reaches_from_the_first_number_to_the_last() -> None:
+def test_a_view_reaches_from_the_first_number_to_the_last():
     whole = torch.arange(3.0 * 5 * 4 * 8, requires_grad=True)
     x = whole.view(3, 5, 4, 8).transpose(1, 2)[1:, 1:, ::2, 2:6]
     numbers, *strides = view(x)
@@ -196,7 +194,7 @@ def test_a_view_reaches_from_the_first_number_to_the_last() -> None:
     assert (view(expanded).numbers.tolist(), view(expanded)[1:]) == ([1.0] * 4, (0, 0, 0))
 
 
-def test_threads_share_tiles_evenly_and_a_head_dim_takes_the_next_tiling() -> None:
+def test_threads_share_tiles_evenly_and_a_head_dim_takes_the_next_tiling():
     for tiling in {tiling for row in TABLE.values() for tiling in row}:
         assert tiling.rows % tiling.down == tiling.columns % tiling.down == 0
         assert tiling.columns % tiling.across == tiling.columns % 4 == 0

@@ -1,6 +1,4 @@
-"""The kernels in numba.cuda: run in numba's simulator, and compiled with no GPU at hand."""
-
-from __future__ import annotations
+"""The kernels in numba.cuda."""
 
 import json
 import sys
@@ -33,7 +31,7 @@ needs_nvvm = pytest.mark.skipif(
     ],
     ids=" ".join,
 )
-def test_kernels_agree_with_the_oracle_in_the_simulator(options: list[str]) -> None:
+def test_kernels_agree_with_the_oracle_in_the_simulator(options):
     """Tiles list the keys of the count; `make kernels` runs cases of every feature."""
     print(succeed(sys.executable, str(FOLDER / "simulate.py"), *options, cwd=ROOT, OMP_NUM_THREADS="1"))
 
@@ -44,7 +42,7 @@ def test_kernels_agree_with_the_oracle_in_the_simulator(options: list[str]) -> N
 @pytest.mark.parametrize("head_dim", [16, 32, 64, 96, 128])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("capability", ["6.1", "8.0", "9.0"])
-def test_every_kernel_compiles_without_a_gpu(capability: str, dtype: str, head_dim: int) -> None:
+def test_every_kernel_compiles_without_a_gpu(capability, dtype, head_dim):
     found = json.loads(succeed(sys.executable, str(FOLDER / "compile.py"), capability, dtype, str(head_dim), cwd=ROOT))
     assert sorted(found) == sorted(TABLE)
     for role, facts in found.items():

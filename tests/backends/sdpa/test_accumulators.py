@@ -1,6 +1,4 @@
-"""Results of calls and how they are merged: bits, launches and memory."""
-
-from __future__ import annotations
+"""Results of calls and how they are merged."""
 
 import math
 from dataclasses import replace
@@ -21,14 +19,14 @@ from dilkit.inputs import Inputs
 from dilkit.problem import Problem
 from dilkit.testing.conformance import check
 from dilkit.testing.packings import PACKED
-from dilkit.testing.problems import OTHER_KINDS, PROBLEMS, Case
+from dilkit.testing.problems import OTHER_KINDS, PROBLEMS
 
 HALVES = (torch.float16, torch.bfloat16)
 
 
 @pytest.mark.parametrize("kv_heads", [8, 2])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_no_more_calls_than_without_and_a_launch_for_each(batch: int, kv_heads: int) -> None:
+def test_no_more_calls_than_without_and_a_launch_for_each(batch, kv_heads):
     q, k, v, dout = tensors(256, (8, kv_heads), torch.float32, batch)
     posed, counted = Problem.of(q, k, LONGNET, requires_grad=True), []
     for rows in (None, TorchRows()):
@@ -60,11 +58,11 @@ def noting(calls: list[str]) -> SdpaKernel:
 class Unseen(TorchRows):
     """The memory that these take is not counted: a kernel takes none."""
 
-    def merge(self, *views: Tensor) -> None:
+    def merge(self, *views: Tensor):
         with LiveBytes.paused():
             super().merge(*views)
 
-    def add(self, *views: Tensor) -> None:
+    def add(self, *views: Tensor):
         with LiveBytes.paused():
             super().add(*views)
 
@@ -81,7 +79,7 @@ class Unseen(TorchRows):
     ],
     ids=str,
 )
-def test_a_forward_pass_holds_at_most_as_much_again_as_it_returns(pattern: Pattern, dtype: torch.dtype) -> None:
+def test_a_forward_pass_holds_at_most_as_much_again_as_it_returns(pattern, dtype):
     q, k, v, _ = tensors(1024, (16, 16), dtype, width=64)
     posed, backend = Problem.of(q, k, pattern), SDPA(row_kernels=Unseen())
     with LiveBytes(q, k, v) as live:
@@ -94,7 +92,7 @@ HALF_CASES = [case for case in (*PROBLEMS, *OTHER_KINDS, *PACKED) if case.dtype 
 
 
 @pytest.mark.parametrize("case", every_nth(3, HALF_CASES), ids=lambda case: case.name)
-def test_halves_that_are_rounded_at_each_merge_are_right(case: Case) -> None:
+def test_halves_that_are_rounded_at_each_merge_are_right(case):
     with registered(SDPA(row_kernels=(rows := TorchRows()))) as name:
         result = check(name, case)
     assert result.verdict in ("passed", "refused"), "; ".join(result.reasons)
@@ -103,7 +101,7 @@ def test_halves_that_are_rounded_at_each_merge_are_right(case: Case) -> None:
 
 
 @pytest.mark.parametrize("places", [8, [3, 100, 200, 300, 400, 500, 700, 900]], ids=["at the begin", "scattered"])
-def test_the_error_does_not_grow_with_the_number_of_results_of_a_row(places: int | list[int]) -> None:
+def test_the_error_does_not_grow_with_the_number_of_results_of_a_row(places):
     pattern = Pattern.of(SlidingWindow(64), GlobalTokens(places))
     q, k, v, _ = tensors(1024, (2, 2), torch.bfloat16, width=64)
     exact = dilated_attention(q.double(), k.double(), v.double(), pattern, backend="reference")
@@ -113,7 +111,7 @@ def test_the_error_does_not_grow_with_the_number_of_results_of_a_row(places: int
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_lse_and_shares_are_the_same_wherever_a_tensor_is_cut(dtype: torch.dtype) -> None:
+def test_lse_and_shares_are_the_same_wherever_a_tensor_is_cut(dtype):
     old, new = (torch.randn(5000, dtype=dtype) * 5 for _ in range(2))
     old[::7] = new[::5] = -math.inf
     whole = merge_lse(old, new)

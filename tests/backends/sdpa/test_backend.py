@@ -1,19 +1,14 @@
-"""The sdpa backend: how often a kernel is called and with which views, and what becomes of its results."""
-
-from __future__ import annotations
+"""The sdpa backend."""
 
 import math
 import sys
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from helpers.pairwise import every_pair
 from helpers.project import succeed
 from helpers.sdpa import LONGNET, TorchRows, agrees_with_the_oracle, other_queries, problem, tensors, views_of_heads
-from helpers.strategies import Heads
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
@@ -64,14 +59,14 @@ FUSED = SDPA(row_kernels=TorchRows()), SDPA(PLAIN.kernels, TorchRows())
 
 
 class Recorder:
-    def __init__(self) -> None:
+    def __init__(self):
         cpu = KERNELS[0]
         self.given: list[tuple[Tensor, ...]] = []
         self.returned: list[tuple[Tensor, ...]] = []
         recording = replace(cpu, forward=self._recording(cpu.forward), backward=self._recording(cpu.backward))
         self.backend = SDPA((recording,))
 
-    def _recording(self, function: Any) -> Any:
+    def _recording(self, function):
         def run(*arguments):
             self.given.append(tuple(x for x in arguments if isinstance(x, Tensor)))
             self.returned.append(function(*arguments))
@@ -87,9 +82,7 @@ def storage(x: Tensor) -> int:
 @given(views_of_heads, st.integers(1, 40), st.booleans(), st.booleans(), st.integers(1, 2), other_queries)
 @settings(max_examples=30, deadline=None)
 @pytest.mark.parametrize("backend", [SDPA(), PLAIN, *FUSED], ids=["cpu", "plain", "fused", "fused plain"])
-def test_any_pattern_agrees_with_the_oracle(
-    backend: SDPA, drawn: tuple[Pattern, Heads], seq: int, is_causal: bool, masked: bool, batch: int, queries: Any
-) -> None:
+def test_any_pattern_agrees_with_the_oracle(backend, drawn, seq, is_causal, masked, batch, queries):
     pattern = drawn[0].with_branches(*drawn[0].branches, tail="exact")  # the operator pads, not the backend
     seq = min(seq, pattern.max_seq)
     queries = None if queries is None or sum(queries) > pattern.max_seq else queries
@@ -97,13 +90,13 @@ def test_any_pattern_agrees_with_the_oracle(
     assert done or pattern.overlap == "once" or Runs.name in lower(pattern, seq, *drawn[1]).names
 
 
-def test_a_scale_of_zero() -> None:
+def test_a_scale_of_zero():
     """It is no factor of a masked score, which is -inf."""
     result = check("sdpa", Case(feature="scale", variant="0 causal", scale=0.0, is_causal=True))
     assert result.verdict == "passed", result.reasons
 
 
-def test_longnet_takes_few_calls_on_views() -> None:
+def test_longnet_takes_few_calls_on_views():
     recorder, (q, k, v, dout) = Recorder(), tensors(256, (8, 8), torch.float32)
     posed = Problem.of(q, k, LONGNET, requires_grad=True)
     out, lse = recorder.backend.forward(Inputs(q, k, v), posed)
@@ -117,7 +110,7 @@ def test_longnet_takes_few_calls_on_views() -> None:
         assert [storage(x) for x in (do_, q_, k_, v_, out_)] == [storage(x) for x in (dout, q, k, v, out)]
 
 
-def test_strided_inputs_are_not_copied() -> None:
+def test_strided_inputs_are_not_copied():
     recorder = Recorder()
     packed = torch.randn(2, 8, 300, 3 * 16 + 5)
     q, k, v = (packed.transpose(1, 2)[:, 10:266, :, i * 16 : (i + 1) * 16] for i in range(3))
@@ -133,7 +126,7 @@ STRIDES = [(200, 1, 64, 1), (200, 0, 64, 1), (1, 130, 65, 1), (200, 130, 2, 1)]
     every_pair(range(4), STRIDES, [torch.float64, torch.float32, torch.bfloat16, torch.float16]),
     ids=str,
 )
-def test_rows_that_share_memory(at: int, strides: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_rows_that_share_memory(at, strides, dtype):
     shared = torch.randn(3000).to(dtype).as_strided((2, 20, 2, 64), strides)
     given = [shared if i == at else torch.randn(2, 20, 2, 64).to(dtype) for i in range(4)]
 
@@ -148,7 +141,7 @@ def test_rows_that_share_memory(at: int, strides: tuple[int, ...], dtype: torch.
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_result_of_a_first_branch_that_is_everything_is_not_copied(dtype: torch.dtype) -> None:
+def test_the_result_of_a_first_branch_that_is_everything_is_not_copied(dtype):
     recorder, (q, k, v, dout) = Recorder(), tensors(256, (8, 8), dtype)
     pattern = LONGNET if dtype == torch.float32 else Pattern([64], [1])
     posed = Problem.of(q, k, pattern, requires_grad=True)
@@ -159,7 +152,7 @@ def test_the_result_of_a_first_branch_that_is_everything_is_not_copied(dtype: to
     assert [storage(x) for x in gradients] == [storage(x) for x in recorder.returned[0]]
 
 
-def test_forward_needs_less_than_three_outputs_of_memory() -> None:
+def test_forward_needs_less_than_three_outputs_of_memory():
     q, k, v, _ = tensors(16384, (8, 8), torch.float32, width=64)
     pattern = Pattern([256, 512, 1024, 2048], [1, 2, 4, 8])
     posed, backend = Problem.of(q, k, pattern), SDPA()
@@ -185,7 +178,7 @@ for dtype in (torch.float64, torch.float32, torch.bfloat16):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="another BLAS than MKL, of which nothing is promised")
-def test_every_number_of_threads_gives_the_same_bits_with_mkl_in_its_compatible_mode(tmp_path: Path) -> None:
+def test_every_number_of_threads_gives_the_same_bits_with_mkl_in_its_compatible_mode(tmp_path):
     """MKL's bits depend on its threads unless this mode is set before the start."""
     compared = succeed(sys.executable, "-c", THREAD_BITS, cwd=tmp_path, MKL_CBWR="COMPATIBLE").splitlines()
     assert len(compared) == 15
@@ -193,7 +186,7 @@ def test_every_number_of_threads_gives_the_same_bits_with_mkl_in_its_compatible_
 
 
 @pytest.mark.parametrize("seq", [1, 2, 9])
-def test_segments_and_rates_without_end(seq: int) -> None:
+def test_segments_and_rates_without_end(seq):
     pattern = Pattern([WHOLE_SEQUENCE, WHOLE_SEQUENCE - 1, 4], [WHOLE_SEQUENCE, 2**62, 1])
     assert agrees_with_the_oracle(SDPA(), pattern, seq, (4, 2))
 
@@ -209,7 +202,7 @@ def test_segments_and_rates_without_end(seq: int) -> None:
         (Pattern([16, 32], [1, 2], overlap="once"), True),
     ],
 )
-def test_overlap_once_is_refused_where_branches_meet(pattern: Pattern, refused: bool) -> None:
+def test_overlap_once_is_refused_where_branches_meet(pattern, refused):
     posed = problem(pattern=pattern, seq=64)
     assert any(r.code == "overlap" for r in SDPA().refusals(posed)) == refused
 
@@ -218,7 +211,7 @@ def test_overlap_once_is_refused_where_branches_meet(pattern: Pattern, refused: 
     ("lengths", "text"),
     [([2**20, 2**40], ""), ([2**20, 2**62], ""), ([2**20 + 1, 2**20 + 3], "shows after 1,099,515,822,083 rows only, more than")],
 )
-def test_overlap_once_of_a_sequence_without_end(lengths: list[int], text: str) -> None:
+def test_overlap_once_of_a_sequence_without_end(lengths, text):
     meeting = Pattern(lengths, [2, 3], overlap="once", heads=[(0, 1), (0, 1)])
     apart = Pattern(lengths, [2, 3], overlap="once", heads=[(0, 1), (1, 2)])
     found = SDPA().refusals(problem(pattern=meeting, seq=2**42))
@@ -227,7 +220,7 @@ def test_overlap_once_of_a_sequence_without_end(lengths: list[int], text: str) -
     assert SDPA().refusals(problem(pattern=apart, seq=2**42)) == ()
 
 
-def test_a_device_of_another_kind_is_refused() -> None:
+def test_a_device_of_another_kind_is_refused():
     posed = replace(problem(), device=Device("mps", "mps"))
     assert [r.code for r in SDPA().refusals(posed)] == ["device"]
     with pytest.raises(ValueError, match="mps"):

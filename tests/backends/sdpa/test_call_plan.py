@@ -1,6 +1,4 @@
-"""Plans of calls that are kept: each serves the tensors that it was made for, wherever these lie, and no others."""
-
-from __future__ import annotations
+"""Plans of calls that are kept."""
 
 import random
 from typing import Any
@@ -28,7 +26,7 @@ LAYOUTS = {
     "later heads": lambda x: torch.cat([x.neg(), x, x], 2)[:, :, HEADS : 2 * HEADS],
     "one sequence": lambda x: x[:1].expand(SIZES),
 }
-OPTIONS: list[dict[str, Any]] = [
+OPTIONS = [
     dict(),
     dict(is_causal=True),
     dict(dtype=torch.bfloat16),
@@ -56,7 +54,7 @@ def results(backend: SDPA, layouts: tuple[str, ...], options: dict[str, Any], co
 
 
 @pytest.mark.parametrize("rows", [None, TorchRows()], ids=["eager", "fused"])
-def test_calls_in_any_turns_compute_what_each_computes_alone(rows: TorchRows | None) -> None:
+def test_calls_in_any_turns_compute_what_each_computes_alone(rows):
     draw, backend = random.Random(5), SDPA(row_kernels=rows)
     calls = [(tuple(draw.choices(list(LAYOUTS), k=4)), options) for options in OPTIONS for _ in range(3)]
     alone = []
@@ -71,7 +69,7 @@ def test_calls_in_any_turns_compute_what_each_computes_alone(rows: TorchRows | N
         assert all(torch.equal(x, y) for x, y in zip(found, alone[at], strict=True)), calls[at]
 
 
-def test_a_plan_is_kept_for_its_strides_and_serves_every_place() -> None:
+def test_a_plan_is_kept_for_its_strides_and_serves_every_place():
     backend = SDPA()
     plan.cache_clear()
     with mock.patch.object(call_plan, "_planned", wraps=call_plan._planned) as made:

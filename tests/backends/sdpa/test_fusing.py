@@ -1,6 +1,4 @@
-"""Whether results of calls are merged by kernels of our own, and what is said about it."""
-
-from __future__ import annotations
+"""Choices of the kernels that merge results."""
 
 import warnings
 from collections.abc import Iterator
@@ -27,7 +25,7 @@ CPU = torch.device("cpu")
         ("cpu", True, None),
     ],
 )
-def test_detail_says_how_results_are_merged(monkeypatch: pytest.MonkeyPatch, device: str, triton: bool, text: str | None) -> None:
+def test_detail_says_how_results_are_merged(monkeypatch, device, triton, text):
     monkeypatch.setattr(fusing, "installed", lambda name: triton)
     found = [part for part in SDPA().detail(problem(device, "float16")).split("; ") if part.startswith("merges")]
     assert found == ([text] if text else [])
@@ -35,28 +33,28 @@ def test_detail_says_how_results_are_merged(monkeypatch: pytest.MonkeyPatch, dev
 
 @pytest.mark.parametrize("head_dim", [8, 40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_kernels_that_are_right_pass(dtype: torch.dtype, head_dim: int) -> None:
+def test_kernels_that_are_right_pass(dtype, head_dim):
     assert fusing.failure(TorchRows(), CPU, dtype, head_dim) == ""
 
 
 class Shares(TorchRows):
-    def merge(self, out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
+    def merge(self, out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor):
         super().merge(out, lse, part, part_lse + 0.01)
 
 
 class Unread(TorchRows):
-    def merge(self, out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
+    def merge(self, out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor):
         super().merge(out, lse, part, part_lse)
         out += 0.0 * part
 
 
 class Groups(TorchRows):
-    def add(self, total: Tensor, part: Tensor) -> None:
+    def add(self, total: Tensor, part: Tensor):
         super().add(total[:, :1], part[:, :1])
 
 
 class Crash(TorchRows):
-    def add(self, total: Tensor, part: Tensor) -> None:
+    def add(self, total: Tensor, part: Tensor):
         raise RuntimeError("no C compiler\nis found")
 
 
@@ -68,7 +66,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("kind", WRONG, ids=lambda kind: kind.__name__)
-def test_kernels_that_are_wrong_are_found_out(kind: type[TorchRows]) -> None:
+def test_kernels_that_are_wrong_are_found_out(kind):
     assert fusing.failure(kind(), CPU, torch.float32, 16) == WRONG[kind]
 
 
@@ -77,7 +75,7 @@ class OnCuda:
 
 
 @pytest.fixture
-def chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def chosen(monkeypatch) -> Iterator[Any]:
     """`row_kernels` for a CUDA device of capability 9.0, of the kernels that it is given."""
 
     def choose(kernels, mode="once", capturing=False):
@@ -93,7 +91,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     fusing._proven.cache_clear()
 
 
-def test_kernels_that_are_right_are_used(chosen: Any) -> None:
+def test_kernels_that_are_right_are_used(chosen):
     rows = TorchRows()
     assert chosen(rows) is rows
     asked = len(rows.calls)
@@ -101,12 +99,12 @@ def test_kernels_that_are_right_are_used(chosen: Any) -> None:
     assert len(rows.calls) == asked, "proven twice"
 
 
-def test_kernels_that_cannot_be_compiled_are_not_used(chosen: Any) -> None:
+def test_kernels_that_cannot_be_compiled_are_not_used(chosen):
     with pytest.warns(UserWarning, match=r"merges by torch's operators on cpu: RuntimeError: no C compiler\. Please report"):
         assert chosen(Crash()) is None
 
 
-def test_kernels_that_are_wrong_are_not_used_and_a_warning_says_so_once(chosen: Any) -> None:
+def test_kernels_that_are_wrong_are_not_used_and_a_warning_says_so_once(chosen):
     with pytest.warns(
         UserWarning, match=r"merges by torch's operators on cpu: kernels compute wrong merges .* Please report this"
     ):
@@ -115,17 +113,17 @@ def test_kernels_that_are_wrong_are_not_used_and_a_warning_says_so_once(chosen: 
         assert chosen(Shares()) is None
 
 
-def test_without_proofs_kernels_are_used_as_they_are(chosen: Any) -> None:
+def test_without_proofs_kernels_are_used_as_they_are(chosen):
     rows = Shares()
     assert chosen(rows, mode="off") is rows
     assert rows.calls == []
 
 
-def test_nothing_is_proven_while_a_graph_is_captured(chosen: Any) -> None:
+def test_nothing_is_proven_while_a_graph_is_captured(chosen):
     with pytest.raises(RuntimeError, match=r"have not been proven on cpu, .* make the same call once before"):
         chosen(TorchRows(), capturing=True)
 
 
-def test_tensors_on_other_devices_are_merged_by_torch() -> None:
+def test_tensors_on_other_devices_are_merged_by_torch():
     query = torch.zeros(1, 256, 8, 64, dtype=torch.float16)
     assert fusing.row_kernels(query, problem("sm_90", "float16")) is None

@@ -1,6 +1,4 @@
-"""The kernels of the sdpa backend: which one runs where, and why others do not."""
-
-from __future__ import annotations
+"""The kernels of the sdpa backend."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,7 +19,6 @@ OLD, AMPERE, NEW = ("sm_52", "sm_60", "sm_61", "sm_70", "sm_75"), ("sm_80", "sm_
 
 
 def expected_kernel(device: str, dtype: str, masked: bool) -> str | None:
-    """Return the kernel at head_dim 64 without FlashAttention 3 and 4."""
     if device == "cpu":
         return "cpu-flash"
     if dtype == "float64" or (dtype == "bfloat16" and device in OLD):
@@ -31,7 +28,7 @@ def expected_kernel(device: str, dtype: str, masked: bool) -> str | None:
     return "flash" if device in AMPERE else "cudnn"
 
 
-def test_a_kernel_for_cpus_that_fails_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_for_cpus_that_fails_is_refused(monkeypatch):
     def fails(*_):
         raise RuntimeError("cannot pack\nmore of it")
 
@@ -46,7 +43,7 @@ def test_a_kernel_for_cpus_that_fails_is_refused(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def no_flash_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_flash_packages(monkeypatch):
     monkeypatch.setattr("dilkit.backends.sdpa.kernels.installed", lambda name: not name.startswith("flash_attn"))
 
 
@@ -54,7 +51,7 @@ def no_flash_packages(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("device", ["cpu", *OLD, *AMPERE, *NEW])
-def test_kernel_by_device(device: str, dtype: str, masked: bool) -> None:
+def test_kernel_by_device(device, dtype, masked):
     posed = problem(device, dtype, key_padding_mask=masked, requires_grad=True)
     expected, backend = expected_kernel(device, dtype, masked), SDPA()
     if expected is None:
@@ -67,12 +64,12 @@ def test_kernel_by_device(device: str, dtype: str, masked: bool) -> None:
         assert backend.detail(posed).split(";")[0] == f"{expected} kernel"
 
 
-def test_every_known_generation_is_in_the_table() -> None:
+def test_every_known_generation_is_in_the_table():
     assert {f"sm_{g.capability[0]}{g.capability[1]}" for g in GENERATIONS} == {*OLD, *AMPERE, *NEW}
 
 
 @pytest.mark.usefixtures("no_flash_packages")
-def test_detail_says_why_better_kernels_were_passed_over() -> None:
+def test_detail_says_why_better_kernels_were_passed_over():
     detail = SDPA().detail(problem("sm_61", "float16"))
     assert "flash: capability 6.1: at least 8.0 is needed" in detail
     assert "cudnn: capability 6.1: at least 9.0 is needed" in detail
@@ -95,14 +92,14 @@ def test_detail_says_why_better_kernels_were_passed_over() -> None:
         ("sm_89", dict(head_dim=256), "flash"),
     ],
 )
-def test_kernel_by_shape(device: str, options: dict[str, Any], expected: str | None) -> None:
+def test_kernel_by_shape(device, options, expected):
     posed = problem(device, "float16", **options)
     assert bool(SDPA().refusals(posed)) == (expected is None)
     assert SDPA().detail(posed).split(" ")[0] == (expected or "")
 
 
 @pytest.mark.usefixtures("no_flash_packages")
-def test_cudnn_is_passed_over_where_determinism_is_asked_for() -> None:
+def test_cudnn_is_passed_over_where_determinism_is_asked_for():
     torch.use_deterministic_algorithms(True)
     try:
         assert SDPA().detail(problem("sm_90", "float16", requires_grad=True)).startswith("flash kernel")
@@ -115,7 +112,7 @@ def test_cudnn_is_passed_over_where_determinism_is_asked_for() -> None:
 @pytest.mark.parametrize("kv_heads", [8, 4])
 @pytest.mark.parametrize(("device", "dtype"), [("sm_61", "float32"), ("sm_80", "float16"), ("sm_90", "bfloat16")])
 @pytest.mark.parametrize("masked", [False, True])
-def test_cuda_operators_take_what_they_are_given(device: str, dtype: str, kv_heads: int, masked: bool) -> None:
+def test_cuda_operators_take_what_they_are_given(device, dtype, kv_heads, masked):
     """Schemas and shapes only: torch's meta kernels of the CUDA operators, for there may be no GPU."""
     pattern = Pattern([48, 200], [1, 4])
     options = dict(kv_heads=kv_heads, batch=2, is_causal=True, key_padding_mask=masked, requires_grad=True)
@@ -130,9 +127,7 @@ def test_cuda_operators_take_what_they_are_given(device: str, dtype: str, kv_hea
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-def test_the_memory_efficient_kernel_gets_rows_of_out_where_it_looks_for_them(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
-) -> None:
+def test_the_memory_efficient_kernel_gets_rows_of_out_where_it_looks_for_them(monkeypatch, dtype):
     """The backward pass takes only the strides of batch and heads from `out`."""
     given: list[Any] = []
     rows, lse = torch.zeros(2, 3, 40, 64, dtype=dtype)[:, :, ::2], torch.zeros(2, 3, 20)
@@ -143,7 +138,7 @@ def test_the_memory_efficient_kernel_gets_rows_of_out_where_it_looks_for_them(
     assert out.stride() == (20 * 3 * 64, 64, 3 * 64, 1)
 
 
-def test_missing_flash_packages_are_refused_with_a_hint(no_flash_packages: None) -> None:
+def test_missing_flash_packages_are_refused_with_a_hint(no_flash_packages):
     by_name = {kernel.name: kernel for kernel in KERNELS}
     (missing,) = by_name["flash3"].refusals(problem("sm_90", "float16"))
     assert str(missing).startswith("module flash_attn_interface: not installed (")
@@ -151,7 +146,7 @@ def test_missing_flash_packages_are_refused_with_a_hint(no_flash_packages: None)
         assert [r.value for r in by_name["flash4"].refusals(problem(device, "float16"))] == ["flash_attn.cute.interface"]
 
 
-def test_a_torch_without_flash_3_is_refused_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_flash_3_is_refused_with_a_hint(monkeypatch):
     monkeypatch.setattr("dilkit.backends.sdpa.kernels.installed", lambda name: name != "torch.nn.attention._fa3")
     (missing,) = next(k for k in KERNELS if k.name == "flash3").refusals(problem("sm_90", "float16"))
     assert "2.11 or newer" in missing.hint
@@ -167,7 +162,7 @@ def test_a_torch_without_flash_3_is_refused_with_a_hint(monkeypatch: pytest.Monk
         ("sm_120", 64, "flash"),
     ],
 )
-def test_flash_4_computes_where_it_is_installed(monkeypatch: pytest.MonkeyPatch, device: str, head_dim: int, kernel: str) -> None:
+def test_flash_4_computes_where_it_is_installed(monkeypatch, device, head_dim, kernel):
     monkeypatch.setattr("dilkit.backends.sdpa.kernels.installed", lambda name: name != "flash_attn_interface")
     detail = SDPA().detail(problem(device, "bfloat16", head_dim=head_dim, requires_grad=True))
     assert detail.split(";")[0] == f"{kernel} kernel"
@@ -175,10 +170,10 @@ def test_flash_4_computes_where_it_is_installed(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.usefixtures("no_flash_packages")
 @pytest.mark.parametrize("takes", [True, False])
-def test_torch_says_whether_cudnn_takes_wide_heads(monkeypatch: pytest.MonkeyPatch, takes: bool) -> None:
+def test_torch_says_whether_cudnn_takes_wide_heads(monkeypatch, takes):
     shapes, empty = [], torch.empty
 
-    def asked(parameters: Any) -> bool:
+    def asked(parameters) -> bool:
         shapes.append((*parameters.query.shape, parameters.query.dtype, parameters.query.requires_grad))
         return takes
 
@@ -192,7 +187,7 @@ def test_torch_says_whether_cudnn_takes_wide_heads(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("before", [None, "FA4", "FA3"])
-def test_flash_3_is_activated_around_the_call_and_restored(monkeypatch: pytest.MonkeyPatch, before: str | None) -> None:
+def test_flash_3_is_activated_around_the_call_and_restored(monkeypatch, before):
     active, history = before, []
 
     def activate(name=None):
@@ -213,7 +208,7 @@ def test_flash_3_is_activated_around_the_call_and_restored(monkeypatch: pytest.M
     assert len(history) == (0 if before == "FA3" else 4)
 
 
-def test_modules_are_looked_up_without_importing_their_parents(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_are_looked_up_without_importing_their_parents(tmp_path, monkeypatch):
     (tmp_path / "loud_package" / "inner").mkdir(parents=True)
     (tmp_path / "loud_package" / "__init__.py").write_text("raise RuntimeError('imported')")
     (tmp_path / "loud_package" / "inner" / "leaf.py").write_text("raise RuntimeError('imported')")
@@ -223,7 +218,7 @@ def test_modules_are_looked_up_without_importing_their_parents(tmp_path: Any, mo
     assert not installed("loud_package.leaf.deeper")
 
 
-def test_kernels_are_known_only_within_the_block() -> None:
+def test_kernels_are_known_only_within_the_block():
     with one_kernel_backends("cuda") as names:
         assert {"sdpa:flash", "sdpa:memory-efficient"} <= set(names) <= set(list_backends())
     assert not set(names) & set(list_backends())

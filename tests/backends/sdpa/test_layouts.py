@@ -1,8 +1,5 @@
-"""Which tensors kernels are given as they are, and with which strides cuDNN's operators are called."""
+"""Layouts of the tensors that kernels are given."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,7 +20,6 @@ FORWARD = "_scaled_dot_product_cudnn_attention"
 HALF = torch.empty(2, 6, 4, 40, dtype=torch.bfloat16)
 """`(batch, seq, heads, head_dim)`, of rows of 80 bytes."""
 WIDE = torch.empty(2, 6, 4, 3 * 40 + 4, dtype=torch.bfloat16)
-"""Query, key and value side by side, and 4 numbers more."""
 
 
 @pytest.mark.parametrize(
@@ -45,7 +41,7 @@ WIDE = torch.empty(2, 6, 4, 3 * 40 + 4, dtype=torch.bfloat16)
         (cpu_layout, HALF[:, :1].expand(-1, 6, -1, -1), True),
     ],
 )
-def test_what_is_copied(layout: Callable[[Tensor], Tensor], x: Tensor, copied: bool) -> None:
+def test_what_is_copied(layout, x, copied):
     found = layout(x)
     assert (found is not x) == copied
     assert found.is_contiguous() or not copied
@@ -54,7 +50,7 @@ def test_what_is_copied(layout: Callable[[Tensor], Tensor], x: Tensor, copied: b
 
 
 @pytest.fixture
-def operators(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[Tensor]]]:
+def operators(monkeypatch) -> list[tuple[str, list[Tensor]]]:
     """The calls of torch's operators so far: name, and tensors `(batch, heads, rows, head_dim)` given."""
     calls, operator = [], aten._aten
 
@@ -77,7 +73,7 @@ def meta(problem: Problem, width: int = 128) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(("letter", "calls"), [("A", 7), ("B", 3), ("C", 6)])
-def test_cudnn_is_given_views_alone(letter: str, calls: int, operators: list[tuple[str, list[Tensor]]]) -> None:
+def test_cudnn_is_given_views_alone(letter, calls, operators):
     """Each call has query, key and value alike, with places and strides in multiples of 16 bytes."""
     posed = CONFIGURATIONS[letter].problem(128, 1, device=Device.assume("sm_90"), dtype="bfloat16", requires_grad=True)
     (q, k, v, dout), backend = meta(posed), SDPA((CUDNN,))
@@ -96,7 +92,7 @@ def test_cudnn_is_given_views_alone(letter: str, calls: int, operators: list[tup
 
 
 @pytest.mark.parametrize("at", ["query", "dout"])
-def test_a_backward_pass_of_cudnn_has_equal_strides(at: str, operators: list[tuple[str, list[Tensor]]]) -> None:
+def test_a_backward_pass_of_cudnn_has_equal_strides(at, operators):
     """torch reuses plans for other layouts of `dout` or `out`."""
     posed = Problem(
         pattern=Pattern([64, 256], [1, 4]), seq=256, heads=8, head_dim=64, dtype="bfloat16", device=Device.assume("sm_90")
@@ -110,7 +106,7 @@ def test_a_backward_pass_of_cudnn_has_equal_strides(at: str, operators: list[tup
 
 
 @pytest.mark.parametrize("dims", [3, 4])
-def test_lse_has_the_form_that_this_torch_gives_it_for_cudnn(dims: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lse_has_the_form_that_this_torch_gives_it_for_cudnn(dims, monkeypatch):
     given: list[Any] = []
     monkeypatch.setattr(aten, "_aten", lambda name: lambda *arguments, **options: given.extend(arguments) or (None, None, None))
     x, lse = torch.empty(2, 3, 4, 8, device="meta"), torch.empty(2, 3, 4, device="meta")

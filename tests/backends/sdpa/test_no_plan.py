@@ -1,6 +1,4 @@
-"""Calls for which cuDNN has no execution plan: the next kernel computes them, and the first is not tried again."""
-
-from __future__ import annotations
+"""Calls for which cuDNN has no execution plan."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,13 +24,13 @@ PATTERN, HEADS = Pattern([8, 16], [1, 2]), (4, 4)
 class Failing:
     """A kernel that computes as the CPU's does, but raises `error` in the second call of a pass."""
 
-    def __init__(self, where: str, error: Exception = NO_PLAN) -> None:
+    def __init__(self, where: str, error: Exception = NO_PLAN):
         self.calls: list[str] = []
         kernel = replace(CPU, name="cudnn", **{name: self._counted(name, error if name == where else None) for name in PASSES})
         self.backend = SDPA((kernel, CPU))
 
     def _counted(self, name: str, error: Exception | None) -> Callable[..., Any]:
-        def run(*arguments: Any) -> Any:
+        def run(*arguments):
             self.calls.append(name)
             if error is not None and self.calls.count(name) == 2:
                 raise error
@@ -46,7 +44,7 @@ PASSES = "forward", "backward"
 
 @pytest.mark.parametrize("where", PASSES)
 @pytest.mark.parametrize("text", [str(NO_PLAN), "cuDNN Frontend error: No valid engine configs for Matmul_MUL_Reduction_SUB_"])
-def test_the_next_kernel_computes_all_of_the_pass(where: str, text: str) -> None:
+def test_the_next_kernel_computes_all_of_the_pass(where, text):
     failing = Failing(where, RuntimeError(text))
     assert agrees_with_the_oracle(failing.backend, PATTERN, 32, HEADS)
     assert failing.calls.count(where) == 2
@@ -57,7 +55,7 @@ def test_the_next_kernel_computes_all_of_the_pass(where: str, text: str) -> None
     assert len(failing.calls) > tried, "another problem may have a plan"
 
 
-def test_its_reason_is_shown() -> None:
+def test_its_reason_is_shown():
     failing, (q, k, v, _) = Failing("forward"), tensors(32, HEADS)
     posed = Problem.of(q, k, PATTERN)
     assert failing.backend.detail(posed) == "cudnn kernel"
@@ -66,7 +64,7 @@ def test_its_reason_is_shown() -> None:
     assert failing.backend.refusals(posed) == ()
 
 
-def test_without_another_kernel_the_error_is_raised_and_the_problem_refused() -> None:
+def test_without_another_kernel_the_error_is_raised_and_the_problem_refused():
     failing, (q, k, v, _) = Failing("forward"), tensors(32, HEADS)
     posed, alone = Problem.of(q, k, PATTERN), SDPA(failing.backend.kernels[:1])
     with pytest.raises(RuntimeError, match="No valid execution plans"):
@@ -82,9 +80,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("error", "capturing"), [*((error, False) for error in OTHERS), (NO_PLAN, True)], ids=str)
-def test_other_errors_are_raised_and_so_is_this_one_in_a_capture(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, capturing: bool
-) -> None:
+def test_other_errors_are_raised_and_so_is_this_one_in_a_capture(monkeypatch, error, capturing):
     monkeypatch.setattr(sdpa, "capturing", lambda device: capturing)
     failing, (q, k, v, _) = Failing("forward", error), tensors(32, HEADS)
     posed = Problem.of(q, k, PATTERN)
@@ -94,7 +90,7 @@ def test_other_errors_are_raised_and_so_is_this_one_in_a_capture(
     assert failing.backend.detail(posed) == "cudnn kernel"
 
 
-def test_a_kernel_keeps_few_failures() -> None:
+def test_a_kernel_keeps_few_failures():
     kernel = replace(CPU, name="cudnn")
     for seq in range(1, 1000):
         kernel.remember_failure(problem(seq=seq), NO_PLAN)

@@ -1,10 +1,7 @@
-"""Packed sequences on torch's kernels: which rows go into which batch, how many calls that takes, which kernels can."""
-
-from __future__ import annotations
+"""Packed sequences on torch's kernels."""
 
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -23,13 +20,13 @@ from dilkit.inputs import Inputs
 CPU = KERNELS[0]
 
 
-def packed(pattern: Pattern, lengths: list[int], heads: Heads = (1, 1), **options: Any) -> Problem:
+def packed(pattern: Pattern, lengths: list[int], heads: Heads = (1, 1), **options) -> Problem:
     sizes = dict(seq=max(1, *lengths), heads=heads[0], kv_heads=heads[1], head_dim=8)
     return Problem(pattern=pattern, varlen=True, **sizes, **options)
 
 
 @given(patterns_with_heads(), st.lists(st.integers(0, 70), min_size=1, max_size=6))
-def test_each_row_that_a_branch_keeps_is_in_one_batch(drawn: tuple[Pattern, Heads], lengths: list[int]) -> None:
+def test_each_row_that_a_branch_keeps_is_in_one_batch(drawn, lengths):
     pattern, (heads, kv_heads) = drawn
     total, group, found = sum(lengths), heads // kv_heads, Counter[tuple[int, int]]()
     for batch in segment_batches(packed(pattern, lengths, (heads, kv_heads)), starts_of(lengths), total):
@@ -47,7 +44,7 @@ def test_each_row_that_a_branch_keeps_is_in_one_batch(drawn: tuple[Pattern, Head
     assert found == kept
 
 
-def test_a_batch_takes_a_merge_and_three_additions() -> None:
+def test_a_batch_takes_a_merge_and_three_additions():
     lengths, rows = [40, 7, 130, 0, 64], TorchRows()
     task, backend = packed(Pattern([16, 64], [1, 2]), lengths, (4, 4), requires_grad=True), SDPA(row_kernels=rows)
     q, k, v, dout = torch.randn(4, 1, sum(lengths), 4, 8).unbind()
@@ -58,7 +55,7 @@ def test_a_batch_takes_a_merge_and_three_additions() -> None:
     assert later
 
 
-def test_thousands_of_sequences_take_a_few_calls() -> None:
+def test_thousands_of_sequences_take_a_few_calls():
     calls: list[torch.Size] = []
 
     def counting(q, *others):
@@ -73,7 +70,7 @@ def test_thousands_of_sequences_take_a_few_calls() -> None:
     assert sum(size[0] * size[2] for size in calls) < 1.2 * sum(lengths) * (1 + 1 / 4)
 
 
-def test_batches_of_long_inputs_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_of_long_inputs_are_cut(monkeypatch):
     monkeypatch.setattr(tables, "ROWS_AT_ONCE", 64)
     lengths = [100, 300, 7]
     for batch in segment_batches(packed(Pattern([16, 64], [1, 2]), lengths, (2, 1)), starts_of(lengths), 407):
@@ -81,13 +78,13 @@ def test_batches_of_long_inputs_are_cut(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_kernels_without_a_mask_take_causal_sequences_only(is_causal: bool) -> None:
+def test_kernels_without_a_mask_take_causal_sequences_only(is_causal):
     task = problem("sm_80", "bfloat16", varlen=True, is_causal=is_causal)
     assert SDPA().detail(task).startswith("flash kernel" if is_causal else "memory-efficient kernel")
     assert ("the kernel takes no mask, and segments are padded" in SDPA().detail(task)) is not is_causal
 
 
-def test_padding_is_less_than_an_eighth() -> None:
+def test_padding_is_less_than_an_eighth():
     for length in range(1, 400):
         ((_, rows),) = tables.of_equal_size(torch.tensor([length]).numpy(), 1, 10**6, 10**6)
         assert length == rows

@@ -1,12 +1,8 @@
-"""The kernels that merge rows, in Triton's interpreter and compiled for GPUs: neither needs one."""
-
-from __future__ import annotations
+"""Kernels that merge rows, in Triton's interpreter and compiled for GPUs."""
 
 import math
 import re
 import subprocess
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,14 +20,14 @@ from triton.runtime.interpreter import InterpretedFunction
 from dilkit.backends.sdpa import fusing, row_kernels
 from dilkit.backends.sdpa.backend import SDPA
 from dilkit.testing.conformance import check
-from dilkit.testing.problems import PROBLEMS, Case
+from dilkit.testing.problems import PROBLEMS
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 KERNELS = {name: getattr(row_kernels, name) for name in ("merge_rows", "add_rows")}
 
 
 @pytest.fixture
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> Any:
+def interpreted(monkeypatch):
     for name in (*KERNELS, "place"):
         monkeypatch.setattr(row_kernels, name, InterpretedFunction(getattr(row_kernels, name).fn))
     return row_kernels
@@ -46,7 +42,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Any:
     ],
     ids=str,
 )
-def test_they_pass_their_proof(interpreted: Any, dtype: torch.dtype, head_dim: int) -> None:
+def test_they_pass_their_proof(interpreted, dtype, head_dim):
     assert fusing.failure(interpreted, torch.device("cpu"), dtype, head_dim) == ""
 
 
@@ -58,7 +54,7 @@ def views(x: torch.Tensor) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(("of_whole", "of_part"), [("packed", "sliced"), ("by_row", "packed"), ("sliced", "by_row")])
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 16), (3, 2, 70, 40), (2, 5, 33, 8)], ids=str)
-def test_merges_of_views_agree_with_torch(interpreted: Any, sizes: tuple[int, ...], of_whole: str, of_part: str) -> None:
+def test_merges_of_views_agree_with_torch(interpreted, sizes, of_whole, of_part):
     torch.manual_seed(0)
     out, part = torch.randn(2, *sizes)
     lse, part_lse = 30 * torch.randn(2, *sizes[:3])
@@ -72,7 +68,7 @@ def test_merges_of_views_agree_with_torch(interpreted: Any, sizes: tuple[int, ..
 
 @pytest.mark.parametrize(("group", "of_part"), [("none", "sliced"), ("batch", "packed"), ("heads", "by_row")])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_sums_of_views_are_those_of_torch(interpreted: Any, dtype: torch.dtype, of_part: str, group: str) -> None:
+def test_sums_of_views_are_those_of_torch(interpreted, dtype, of_part, group):
     torch.manual_seed(0)
     part = torch.randn(3, 4, 37, 24).to(dtype)
     own = part.shape[0] if group != "batch" else 1, part.shape[1] if group != "heads" else 1
@@ -89,7 +85,7 @@ CASES = [case for case in PROBLEMS if case.dtype != "float64" and case.seq * cas
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=pytest.mark.slow if at else [], id=case.name) for at, case in enumerate(CASES)]
 )
-def test_the_backend_agrees_with_the_oracle(interpreted: Any, case: Case) -> None:
+def test_the_backend_agrees_with_the_oracle(interpreted, case):
     with registered(SDPA(row_kernels=interpreted)) as name:
         result = check(name, case)
     assert result.verdict in ("passed", "refused"), "; ".join(result.reasons)
@@ -99,9 +95,7 @@ def test_the_backend_agrees_with_the_oracle(interpreted: Any, case: Case) -> Non
 @pytest.mark.parametrize(
     ("part", "sums", "head_dim"), [pytest.param("bf16", "bf16", 128, marks=pytest.mark.slow), ("fp16", "fp32", 40)]
 )
-def test_compiled_for_gpus_they_read_whole_vectors_and_spill_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capability: int, part: str, sums: str, head_dim: int
-) -> None:
+def test_compiled_for_gpus_they_read_whole_vectors_and_spill_nothing(monkeypatch, tmp_path, capability, part, sums, head_dim):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     for name, kernel in KERNELS.items():
         options, target = dict(enable_fp_fusion=False), GPUTarget("cuda", capability, 32)
@@ -117,7 +111,7 @@ def test_compiled_for_gpus_they_read_whole_vectors_and_spill_nothing(
 
 
 @pytest.mark.parametrize("rate", [1, 2, 16])
-def test_nothing_is_compiled_anew_for_another_length(rate: int) -> None:
+def test_nothing_is_compiled_anew_for_another_length(rate):
     with asked_for() as asked:
         for seq in (320, 333, 17):
             out, lse = torch.zeros(2, 3, seq, 64), torch.zeros(2, 3, seq)
@@ -127,7 +121,7 @@ def test_nothing_is_compiled_anew_for_another_length(rate: int) -> None:
     assert [name.split()[0] for name in sorted(set(asked))] == ["add_rows", "merge_rows"]
 
 
-def source(kernel: Any, part: str, sums: str, head_dim: int) -> ASTSource:
+def source(kernel, part: str, sums: str, head_dim: int) -> ASTSource:
     """A kernel for tensors whose rows begin at multiples of 16 numbers."""
     pointers = dict(out=f"*{sums}", total=f"*{sums}", part=f"*{part}", lse="*fp32", part_lse="*fp32")
     padded = next_power_of_2(head_dim)

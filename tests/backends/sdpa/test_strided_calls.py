@@ -1,6 +1,4 @@
-"""Calls on strided views: they cover the grids of a pattern, and are few. test_kinds.py has the grids against the definition."""
-
-from __future__ import annotations
+"""Calls on strided views."""
 
 import numpy as np
 import pytest
@@ -21,7 +19,7 @@ def calls(pattern: Pattern, seq: int, heads: Heads, batch: int = 1) -> tuple[Str
 
 
 @given(patterns_with_heads(), st.integers(1, 50), st.integers(1, 3))
-def test_calls_cover_the_grids(chosen: tuple[Pattern, Heads], seq: int, batch: int) -> None:
+def test_calls_cover_the_grids(chosen, seq, batch):
     pattern, heads = chosen
     rows = torch.arange(batch * seq * heads[0]).view(batch, seq, heads[0], 1)
     expected = np.zeros(rows.numel(), dtype=int)
@@ -42,7 +40,7 @@ def test_calls_cover_the_grids(chosen: tuple[Pattern, Heads], seq: int, batch: i
 @pytest.mark.parametrize("heads", [1, 2, 4, 8, 16, 32])
 @pytest.mark.parametrize("rate", [1, 2, 4, 8, 16, 32])
 @pytest.mark.parametrize("segments", [1, 4, 64])
-def test_a_regular_branch_takes_few_calls(segments: int, rate: int, heads: int, offset: str) -> None:
+def test_a_regular_branch_takes_few_calls(segments, rate, heads, offset):
     """min(rate, heads / rate) calls, 1 if the rate is 1 or not below the heads, or one segment is everything."""
     length = 64 * rate
     pattern = Pattern([length], [rate], offset=offset)
@@ -50,29 +48,29 @@ def test_a_regular_branch_takes_few_calls(segments: int, rate: int, heads: int, 
     assert len(calls(pattern, length * segments, (heads, heads))) <= most
 
 
-def test_longnet_takes_a_call_or_two_a_branch() -> None:
+def test_longnet_takes_a_call_or_two_a_branch():
     pattern = Pattern([2048, 4096, 8192, 16384], [1, 2, 4, 8])
     found = calls(pattern, 16384, (8, 8))
     assert [sum(call.grid.row_step == rate for call in found) for rate in (1, 2, 4, 8)] == [1, 2, 2, 1]
 
 
-def test_a_batch_of_contiguous_sequences_takes_no_more_calls() -> None:
+def test_a_batch_of_contiguous_sequences_takes_no_more_calls():
     pattern = Pattern([64, 128], [1, 2])
     assert len(calls(pattern, 512, (8, 8), batch=5)) == len(calls(pattern, 512, (8, 8)))
 
 
-def test_no_call_exceeds_what_a_cuda_grid_takes() -> None:
+def test_no_call_exceeds_what_a_cuda_grid_takes():
     found = calls(Pattern([2], [1]), 2 * MAX_PROBLEMS_PER_AXIS + 6, (2, 2))
     assert [call.shape for call in found] == [(MAX_PROBLEMS_PER_AXIS, 2, 2), (3, 2, 2)]
 
 
-def test_a_million_tokens_are_a_handful_of_grids() -> None:
+def test_a_million_tokens_are_a_handful_of_grids():
     pattern = Pattern([2048, 8192, 32768, 131072, 2**20], [1, 4, 16, 64, 512])
     grids = [grid for branch in form_grids(pattern, 2**20, 8, 8) for grid in branch]
     assert len(grids) <= 2 * 5
     assert sum(grid.problems * grid.rows**2 for grid in grids) * 4 * 64 == pattern.flops(2**20, 8, 64)
 
 
-def test_an_unknown_kind_of_branch_is_refused() -> None:
+def test_an_unknown_kind_of_branch_is_refused():
     with pytest.raises(TypeError, match=r"Neighborhood.* is lowered to grid of windows; backend sdpa computes segments, band"):
         form_grids(Pattern.natten((2, 4), (1, 3)), 8, 1, 1)

@@ -1,4 +1,4 @@
-"""What captured CUDA graphs point to: it lives as long as they do, by stand-ins for torch's graphs."""
+"""The lifetime of memory that captured CUDA graphs point to."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Thing:
 
 
 @pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def waits(monkeypatch) -> list[Any]:
     """The devices that are waited for; torch's graphs are stand-ins."""
     found: list[Any] = []
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
@@ -46,7 +46,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-def test_things_live_as_long_as_the_graphs_that_were_captured_with_them(waits: list[Any]) -> None:
+def test_things_live_as_long_as_the_graphs_that_were_captured_with_them(waits):
     Graph.capturing, thing = Graph(), Thing()
     other, ends = Graph(), []
     weakref.finalize(thing, ends.append, "gone")
@@ -67,9 +67,7 @@ def test_things_live_as_long_as_the_graphs_that_were_captured_with_them(waits: l
 
 
 @pytest.mark.parametrize("graph", [None, SimpleNamespace(), "no such function"])
-def test_things_of_graphs_that_torch_does_not_know_are_kept_for_good(
-    waits: list[Any], monkeypatch: pytest.MonkeyPatch, graph: Any
-) -> None:
+def test_things_of_graphs_that_torch_does_not_know_are_kept_for_good(waits, monkeypatch, graph):
     monkeypatch.setattr(captured, "_for_good", {})
     if graph == "no such function":
         monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
@@ -80,14 +78,14 @@ def test_things_of_graphs_that_torch_does_not_know_are_kept_for_good(
 
 
 @pytest.fixture
-def numbers(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+def numbers(monkeypatch) -> dict[int, int]:
     found: dict[int, int] = {}
     monkeypatch.setattr(counters, "cuda_stream_number", lambda stream: found.get(stream, stream))
     return found
 
 
 @pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch, numbers: dict[int, int]) -> Counters:
+def own(monkeypatch, numbers: dict[int, int]) -> Counters:
     """Make counters on pretended devices, in CPU memory; the captured graph is unknown."""
     monkeypatch.setattr(torch.Tensor, "to", lambda self, device: self)
     monkeypatch.setattr(captured, "keep", lambda thing, device: None)
@@ -98,7 +96,7 @@ def value(address: int) -> int:
     return ctypes.c_int32.from_address(address).value
 
 
-def test_each_stream_of_each_device_has_one(own: Counters) -> None:
+def test_each_stream_of_each_device_has_one(own):
     streams = [(device, stream) for device in (FIRST, SECOND) for stream in (0, 4096, 8192)]
     found = [own.address(*where, capturing=False) for where in streams]
     assert len(set(found)) == len(streams)
@@ -106,7 +104,7 @@ def test_each_stream_of_each_device_has_one(own: Counters) -> None:
     assert {value(address) for address in found} == {0}
 
 
-def test_a_stream_with_the_handle_of_one_that_was_destroyed_has_its_own(own: Counters, numbers: dict[int, int]) -> None:
+def test_a_stream_with_the_handle_of_one_that_was_destroyed_has_its_own(own, numbers):
     """A kernel of the first may still run; streams of threads share a handle."""
     found = [own.address(FIRST, 4096, capturing=False)]
     numbers[4096] = 5
@@ -114,15 +112,13 @@ def test_a_stream_with_the_handle_of_one_that_was_destroyed_has_its_own(own: Cou
     assert found[0] != found[1] == found[2]
 
 
-def test_the_stream_that_is_always_there_needs_no_number(own: Counters, numbers: dict[int, int]) -> None:
+def test_the_stream_that_is_always_there_needs_no_number(own, numbers):
     default = own.address(FIRST, 0, capturing=False)
     numbers[4096] = 0
     assert own.address(FIRST, 4096, capturing=False) != default == own.address(FIRST, 0, capturing=False)
 
 
-def test_streams_without_end_are_forgotten_but_their_counters_never_used_again(
-    own: Counters, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_streams_without_end_are_forgotten_but_their_counters_never_used_again(own, monkeypatch):
     monkeypatch.setattr(counters, "PAGE", 8)
     monkeypatch.setattr(counters, "MOST_STREAMS", 3)
     found = [own.address(FIRST, stream, capturing=False) for stream in (*range(1, 20), 1, 2)]
@@ -132,7 +128,7 @@ def test_streams_without_end_are_forgotten_but_their_counters_never_used_again(
     assert {value(address) for address in found} == {0}
 
 
-def test_threads_that_share_a_stream_share_its_counter(own: Counters) -> None:
+def test_threads_that_share_a_stream_share_its_counter(own):
     found: list[int] = []
     threads = [threading.Thread(target=lambda: found.append(own.address(FIRST, 4096, capturing=False))) for _ in range(8)]
     for thread in threads:
@@ -142,7 +138,7 @@ def test_threads_that_share_a_stream_share_its_counter(own: Counters) -> None:
     assert len(set(found)) == 1
 
 
-def test_each_captured_launch_has_one_and_launches_make_room_for_more(own: Counters, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_captured_launch_has_one_and_launches_make_room_for_more(own, monkeypatch):
     monkeypatch.setattr(counters, "PAGE", 8)
     with pytest.raises(RuntimeError, match=r"no counter is left on cuda:0 .* make the same call once before"):
         own.address(FIRST, 0, capturing=True)

@@ -1,11 +1,8 @@
-"""Schedules, and tables of the kernels in Triton, on a device: what is kept there, and what is said where nothing can be."""
-
-from __future__ import annotations
+"""Schedules, and tables of the kernels in Triton, on a device."""
 
 import re
 import warnings
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -22,20 +19,20 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def nothing_said_yet() -> None:
+def nothing_said_yet():
     plan.cache_clear()
     kept._warn_of_copies.cache_clear()
 
 
-def pose(**fields: Any) -> Problem:
+def pose(**fields) -> Problem:
     return Problem(**{**dict(pattern=Pattern([64, 128], [1, 2]), seq=4096, heads=4, head_dim=16), **fields})
 
 
-def tiles(kind: str = QUERIES, **fields: Any) -> Any:
+def tiles(kind: str = QUERIES, **fields):
     return device_schedule(pose(**fields), 64, kind, CPU)
 
 
-def tables(kind: str = QUERIES, rows: int = 64, **fields: Any) -> DeviceTables:
+def tables(kind: str = QUERIES, rows: int = 64, **fields) -> DeviceTables:
     pattern = Pattern.of(SlidingWindow(90), GlobalTokens(3))
     return device_tables(pose(pattern=pattern, is_causal=True, **fields), Sizes(rows, 32, 4, 2), kind, CPU)
 
@@ -48,7 +45,7 @@ LEARNED = [partial(made, kind, requires_grad=True) for made in (tiles, tables) f
     [[tiles], LEARNED[:2], [partial(tables, rows=128)], [partial(tables, rows=128, requires_grad=True), *LEARNED[2:]]],
     ids=["tiles", "tiles, gradients", "tables", "tables, gradients"],
 )
-def test_tables_beyond_the_cache_are_spoken_of_once_with_the_way_out(monkeypatch: pytest.MonkeyPatch, calls: list[Any]) -> None:
+def test_tables_beyond_the_cache_are_spoken_of_once_with_the_way_out(monkeypatch, calls):
     """Gradients need room for both kinds, and in Triton also for a forward pass with other tiles."""
     monkeypatch.setenv("DILKIT_CACHE_BYTES", "4096")
     with pytest.warns(UserWarning, match=r"with DILKIT_CACHE_BYTES=4096 they are not kept") as caught:
@@ -62,7 +59,7 @@ def test_tables_beyond_the_cache_are_spoken_of_once_with_the_way_out(monkeypatch
     assert all(x is y for x, y in zip(first, second, strict=True))
 
 
-def test_what_is_said_names_the_sequence_and_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_said_names_the_sequence_and_the_bytes(monkeypatch):
     monkeypatch.setenv("DILKIT_CACHE_BYTES", "4096")
     need = sum(group.branches.nbytes + group.query_tiles.nbytes for group in device.schedule(pose(), 64).groups)
     with pytest.warns(UserWarning, match=f"the tiles of seq=4096, heads=4 take {need:,} bytes on the device; with"):
@@ -70,14 +67,14 @@ def test_what_is_said_names_the_sequence_and_the_bytes(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("limit", [0, environment.DEFAULT_CACHE_BYTES])
-def test_nothing_is_said_where_there_is_room_or_no_cache_is_wanted(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+def test_nothing_is_said_where_there_is_room_or_no_cache_is_wanted(monkeypatch, limit):
     monkeypatch.setenv("DILKIT_CACHE_BYTES", str(limit))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         tiles()
 
 
-def test_tables_are_made_once_for_each_kind_and_size_and_not_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_are_made_once_for_each_kind_and_size_and_not_while_a_graph_is_captured(monkeypatch):
     assert (found := tables()) is tables(requires_grad=True)
     assert len({id(tables()), id(tables(KEYS)), id(tables(rows=32))}) == 3
     assert tables().nbytes == sum(x.nbytes for x in tables().tensors) > 4096
@@ -87,6 +84,6 @@ def test_tables_are_made_once_for_each_kind_and_size_and_not_while_a_graph_is_ca
         tables(rows=16)
 
 
-def test_queries_see_as_far_back_as_keys_are_seen_from_ahead() -> None:
+def test_queries_see_as_far_back_as_keys_are_seen_from_ahead():
     bounds = [[(group.back, group.ahead) for group in tables(kind).groups] for kind in (QUERIES, KEYS)]
     assert bounds == [[(89, 0), (FAR, 0)], [(0, 89), (0, FAR)]]

@@ -1,8 +1,4 @@
-"""The relations of windows, strides, global tokens and runs, and their tiles, which are tested with the tables in Triton, too."""
-
-from __future__ import annotations
-
-from typing import Any
+"""Relations of windows, strides, global tokens and runs, and their tiles."""
 
 import numpy as np
 import pytest
@@ -45,11 +41,11 @@ SIZES = dict(heads=4, kv_heads=2, head_dim=8)
         (Prefix(7), Intervals([[i % 5, i] for i in range(30)], [[i % 7, i + 2] for i in range(30)], heads=(1, 3))),
     ],
 )
-def test_relations_show_the_count(branches: Any, overlap: str, is_causal: bool) -> None:
+def test_relations_show_the_count(branches, overlap, is_causal):
     check_count(Problem(pattern=Pattern.of(*branches, overlap=overlap), seq=25, is_causal=is_causal, **SIZES))
 
 
-def check_count(problem: Problem) -> None:
+def check_count(problem: Problem):
     if "unlowered" in problem.forms.names or any(form.without for form in problem.forms):  # what no relation is left of
         return
     want = problem.pattern.count(problem.seq, 4, kv_heads=2, is_causal=problem.is_causal).numpy()
@@ -66,7 +62,7 @@ def check_count(problem: Problem) -> None:
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_rows_that_see_many_runs_are_in_a_relation_for_so_many_each(is_causal: bool) -> None:
+def test_rows_that_see_many_runs_are_in_a_relation_for_so_many_each(is_causal):
     layout = np.add.outer(np.arange(2 * MOST_RUNS + 12), np.arange(2 * MOST_RUNS + 12)) % 2 == 0
     layout[7, 3] = layout[3, 7] = True
     problem = Problem(pattern=Pattern.of(BlockSparse(layout, 1)), seq=len(layout), is_causal=is_causal, **SIZES)
@@ -75,7 +71,7 @@ def test_rows_that_see_many_runs_are_in_a_relation_for_so_many_each(is_causal: b
     check_count(problem)
 
 
-def test_blocks_that_see_the_same_are_one_part() -> None:
+def test_blocks_that_see_the_same_are_one_part():
     layout = np.tile(np.tril(np.ones((40, 40), bool)), (2, 2))
     [relation] = relations(Problem(pattern=Pattern.of(BlockSparse(layout, 2)), seq=160, **SIZES))
     assert [len(relation.queries), len(relation.keys)] == [40, 40]
@@ -101,7 +97,7 @@ def test_blocks_that_see_the_same_are_one_part() -> None:
         (Intervals(np.zeros(3200, int), np.arange(3200)), "1"),
     ],
 )
-def test_tiles_of_runs_that_are_mostly_empty_are_refused(branch: Any, rows: str | None) -> None:
+def test_tiles_of_runs_that_are_mostly_empty_are_refused(branch, rows):
     found = fill_refusals(Problem(pattern=Pattern.of(branch, SlidingWindow(4)), seq=min(branch.max_seq, 3201), **SIZES))
     assert [x.value for x in found] == [rows] * (rows is not None)
     assert all('backend="flex"' in x.hint for x in found)
@@ -111,7 +107,7 @@ PATTERNS = st.one_of(mixes(heads=4, kv_heads=2, tokens=40), patterns(heads=4, kv
 
 
 @given(PATTERNS, st.integers(0, 40), st.sampled_from([1, 4, 16]), st.booleans())
-def test_every_row_is_in_one_tile_of_the_first_group(pattern: Pattern, seq: int, rows: int, is_causal: bool) -> None:
+def test_every_row_is_in_one_tile_of_the_first_group(pattern, seq, rows, is_causal):
     problem = Problem(pattern=pattern, seq=seq, is_causal=is_causal, **SIZES)
     assume(problem.forms.names <= FORMS and not schedule_refusals(problem))
     for i, group in enumerate(schedule(problem, rows).groups):
@@ -124,19 +120,19 @@ def test_every_row_is_in_one_tile_of_the_first_group(pattern: Pattern, seq: int,
 
 
 @pytest.mark.parametrize("branch", [SlidingWindow(2**16), SlidingWindow(5000, 8), Strided(500), GlobalTokens([0, 9, 70, 4000])])
-def test_tiles_are_as_many_as_the_rows_need(branch: Any) -> None:
+def test_tiles_are_as_many_as_the_rows_need(branch):
     groups = [schedule(Problem(pattern=Pattern.of(branch), seq=seq, **SIZES), 64).groups for seq in (2**15, 2**18)]
     short, long = (sum(len(group.query_tiles) for group in own) for own in groups)
     assert len(groups[0]) == len(groups[1]) == 1
     assert long < 8.5 * short
 
 
-def test_tiles_at_the_ends_of_a_causal_window_come_last() -> None:
+def test_tiles_at_the_ends_of_a_causal_window_come_last():
     [group] = schedule(Problem(pattern=Pattern.of(SlidingWindow(64)), seq=256, is_causal=True, **SIZES), 16).groups
     assert (group.query_tiles["row"][-1], group.key_tiles["row"][-1]) == (0, 240)
 
 
-def test_a_window_of_one_has_tall_tiles_whatever_its_rate() -> None:
+def test_a_window_of_one_has_tall_tiles_whatever_its_rate():
     [group] = schedule(Problem(pattern=Pattern.of(SlidingWindow(7, 7)), seq=64, **SIZES), 64).groups
     assert set(group.query_tiles["rows"]) == {64}
 
@@ -153,29 +149,29 @@ def test_a_window_of_one_has_tall_tiles_whatever_its_rate() -> None:
         ((SlidingWindow(40, heads=(0, 2)), DilatedSegment(16, 2, heads=(1, 4))), True),
     ],
 )
-def test_mixes_that_count_once_are_refused_where_branches_have_no_order(branches: Any, refused: bool) -> None:
+def test_mixes_that_count_once_are_refused_where_branches_have_no_order(branches, refused):
     found = schedule_refusals(Problem(pattern=Pattern.of(*branches, overlap="once"), seq=64, **SIZES))
     assert [x.code for x in found] == ["overlap"] * refused
     assert not refused or found[0].hint == 'use overlap="count", or backend="native"'
 
 
 @pytest.mark.parametrize("branch", [Turns(8, 3), Gap("segments", (3, 5), (8, 12))])
-def test_segments_that_no_tiles_are_known_for_are_refused(branch: Any) -> None:
+def test_segments_that_no_tiles_are_known_for_are_refused(branch):
     assert schedule_refusals(Problem(pattern=Pattern.of(branch), seq=64, **SIZES))
 
 
-def test_kinds_that_are_no_relations_are_an_error() -> None:
+def test_kinds_that_are_no_relations_are_an_error():
     problem = Problem(pattern=Pattern.of(Neighborhood((8, 8), 3)), seq=64, **SIZES)
     with pytest.raises(TypeError, match="is lowered to grid of windows; tiles are known for band, global, runs, segments"):
         schedule(problem, 16)
 
 
-def positions(found: Any) -> set[int]:
+def positions(found) -> set[int]:
     return {first + i * step for first, step, count in found.tolist() for i in range(count)}
 
 
 @given(st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)), st.integers(0, 31), st.integers(1, 5))
-def test_sets_of_positions(one: set[int], other: set[int], seq: int, rate: int) -> None:
+def test_sets_of_positions(one, other, seq, rate):
     a, b = (runs.union(*(np.array([[x, x + 1]]) for x in sorted(chosen))) for chosen in (one, other))
     below = set(range(seq))
     assert (np.diff(a.reshape(-1)) > 0).all(), "runs that touch are one"

@@ -1,6 +1,4 @@
-"""The tiles that kernels are given for patterns of the benchmarks, counted: nothing of it is a time."""
-
-from __future__ import annotations
+"""The tiles that kernels are given for patterns of the benchmarks, counted."""
 
 import pytest
 import torch
@@ -20,7 +18,7 @@ C = Pattern([2048, 8192, 32768, 131072], [1, 4, 16, 64])
     ("pattern", "rows", "groups", "tiles"),
     [(A, LOW_ROWS, 1, 512), (A, MOST_ROWS, 1, 256), (C, LOW_ROWS, 2, 2080), (C, MOST_ROWS, 2, 1040)],
 )
-def test_tiles_are_full_and_as_few_as_that_allows(pattern: Pattern, rows: int, groups: int, tiles: int) -> None:
+def test_tiles_are_full_and_as_few_as_that_allows(pattern, rows, groups, tiles):
     problem = Problem(pattern=pattern, seq=pattern.branches[-1].segment_length, heads=1, head_dim=64, is_causal=True)
     found = schedule(problem, rows).groups
     assert (len(found), sum(len(group.query_tiles) for group in found)) == (groups, tiles)
@@ -37,7 +35,7 @@ def test_tiles_are_full_and_as_few_as_that_allows(pattern: Pattern, rows: int, g
     ],
     ids=["A", "C", "full runs", "half full runs"],
 )
-def test_causal_patterns_run_on_tall_tiles_but_for_runs_that_fill_half_of_one(pattern: Pattern, seq: int, rows: int) -> None:
+def test_causal_patterns_run_on_tall_tiles_but_for_runs_that_fill_half_of_one(pattern, seq, rows):
     problem = Problem(pattern=pattern, seq=seq, heads=2, head_dim=16, dtype="bfloat16", is_causal=True)
     launcher, x = RecordingLauncher(resident=264), torch.zeros(1, 1, 1, 16, dtype=torch.bfloat16).expand(1, seq, 2, 16)
     CupyRaw(launcher, (9, 0)).forward(Inputs(x, x, x), problem)

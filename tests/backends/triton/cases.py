@@ -1,6 +1,4 @@
-"""Small cases for what runs the kernels in Triton slowly: an interpreter, a sanitizer."""
-
-from __future__ import annotations
+"""Small cases for interpreters of Triton."""
 
 from dilkit import BlockSparse, DilatedSegment, Documents, GlobalTokens, Pattern, SlidingWindow
 

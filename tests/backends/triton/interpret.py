@@ -6,8 +6,6 @@ By default a case of each feature, cut to few rows, in one of the dtypes. Exit c
 the interpreter before it imports the kernels. The interpreter multiplies bits of bf16 as whole numbers.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings
@@ -43,7 +41,7 @@ class InterpretingLauncher:
     def sizes(self, role: str, problem: Problem, low: bool) -> Sizes:
         return Sizes(16, 16, 4, 1)
 
-    def launch(self, role: str, sizes: Sizes, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
+    def launch(self, role: str, sizes: Sizes, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]):
         kernel(role)[(programs,)](*arguments, **constants)
 
 

@@ -6,8 +6,6 @@ By default the steps of the other kernels for GPUs, every two options together, 
 if one fails. The kernel must read and write only tensors of the step.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -41,21 +39,21 @@ from dilkit.selection.proving import StepProof  # noqa: E402
 class Memory:
     """The tensors of a launch, beyond which the interpreter touches nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.first, self.end = (np.zeros(1, np.uint64) for _ in range(2))
         self.load, self.store = (
             interpreter.InterpreterBuilder.create_masked_load,
             interpreter.InterpreterBuilder.create_masked_store,
         )
 
-    def know(self, given: dict[str, Any], element: int) -> None:
+    def know(self, given: dict[str, Any], element: int):
         """Note the memory of a launch and of its tables; `element`: bytes of a stored number."""
         ranges = [_range(x) for x in _tensors(given.values())]
         sizes = [element] * given["stored"] + [8] * given["positions"] + [1] * given["unseen"]
         ranges += [(at, at + reach * size) for (at, reach, *_), size in zip(given["memory"].tolist(), sizes, strict=True)]
         self.first, self.end = np.array(sorted(ranges), np.uint64).T
 
-    def expect(self, pointers: Any, mask: Any) -> None:
+    def expect(self, pointers, mask):
         """Raise IndexError for an address that is nobody's."""
         where = pointers.data[np.broadcast_to(mask.data, pointers.data.shape).astype(bool)].astype(np.uint64)
         at = np.searchsorted(self.first, where, side="right") - 1
@@ -67,17 +65,17 @@ class Memory:
 MEMORY = Memory()
 
 
-def _load(builder: Any, pointers: Any, mask: Any, *others: Any, **named: Any) -> Any:
+def _load(builder, pointers, mask, *others, **named):
     MEMORY.expect(pointers, mask)
     return MEMORY.load(builder, pointers, mask, *others, **named)
 
 
-def _store(builder: Any, pointers: Any, value: Any, mask: Any, *others: Any) -> Any:
+def _store(builder, pointers, value, mask, *others):
     MEMORY.expect(pointers, mask)
     return MEMORY.store(builder, pointers, value, mask, *others)
 
 
-def _round(builder: Any, source: Any, wanted: Any) -> Any:
+def _round(builder, source, wanted):
     """Numbers of fp32 as bf16, rounded as on GPUs; the interpreter cuts them off."""
     if (source.dtype.scalar, wanted.scalar) != (tl.float32, tl.bfloat16):
         return _truncate(builder, source, wanted)
@@ -107,7 +105,7 @@ def _range(x: Tensor) -> tuple[int, int]:
 class InterpretingLauncher:
     """A launcher on which several programs share a row. `factor` multiplies the scale."""
 
-    def __init__(self, factor: float) -> None:
+    def __init__(self, factor: float):
         self.numbers, self.factor = torch.zeros(2, dtype=torch.int32), factor
 
     def sizes(self, role: str, problem: Problem, low: bool) -> Sizes:
@@ -119,7 +117,7 @@ class InterpretingLauncher:
     def counter(self, device: torch.device) -> int:
         return self.numbers.data_ptr()
 
-    def launch(self, role: str, sizes: Sizes, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
+    def launch(self, role: str, sizes: Sizes, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]):
         given = dict(zip(kernel(role).arg_names, arguments, strict=False), numbers=self.numbers)
         MEMORY.know(given, constants["STORED"].primitive_bitwidth // 8)
         *others, scale2 = arguments
@@ -131,17 +129,17 @@ class Interpreted(TritonTiles):
     name = "triton_interpreted"
     limits = replace(TritonTiles.limits, devices=frozenset({"cpu"}), min_capability=None)
 
-    def __init__(self, factor: float = 1.0) -> None:
+    def __init__(self, factor: float = 1.0):
         super().__init__(InterpretingLauncher(factor))
 
 
-def has_the_same_bits_again(own: Interpreted) -> None:
+def has_the_same_bits_again(own: Interpreted):
     case = StepCase(most=600, spans=3, batch=1)
     results = [own.attend_stored(make_step(case), case.problem) for _ in range(2)]
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-def is_proven(own: Interpreted) -> None:
+def is_proven(own: Interpreted):
     """With each pattern and kind of cache: a kernel that is right; one whose scale is wrong is not."""
     asked = dict(device="cpu", dtype="float32", stored="float32", head_dim=16, group=2, softcap=False, bias=None)
     for backend, wrong in ((own, 0), (Interpreted(factor=0.8), 6)):

@@ -6,8 +6,6 @@ It finds accesses beyond a launch's tensors, two programs that race, and undefin
 First come kernels that are launched wrongly on purpose, which ttsem must find. Exit code 1 if anything is wrong.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterator
@@ -45,30 +43,30 @@ ON_GPUS = {"float16": 63, "bfloat16": 64, "float32": 32}
 class SanitizedLauncher:
     """Launches that ttsem computes. `as_on_gpus`: with the tiles that GPUs have, else with small ones."""
 
-    def __init__(self, as_on_gpus: bool) -> None:
+    def __init__(self, as_on_gpus: bool):
         self.as_on_gpus = as_on_gpus
 
     def sizes(self, role: str, problem: Problem, low: bool) -> Sizes:
         return sizes_for(role, problem.dtype, problem.head_dim, (8, 0), low) if self.as_on_gpus else Sizes(16, 16, 4, 1)
 
-    def launch(self, role: str, sizes: Sizes, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
+    def launch(self, role: str, sizes: Sizes, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]):
         kernel(role)[(programs,)](*arguments, **constants, **compiling(sizes))
 
 
 class OneProgramMore(SanitizedLauncher):
     """A fault: the last program has no tile."""
 
-    def launch(self, role: str, sizes: Sizes, programs: int, *given: Any) -> None:
+    def launch(self, role: str, sizes: Sizes, programs: int, *given):
         super().launch(role, sizes, programs + 1, *given)
 
 
 class SameRows(SanitizedLauncher):
     """A fault: the second tile has the first one's rows, so that two programs write them."""
 
-    def launch(self, role: str, sizes: Sizes, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
+    def launch(self, role: str, sizes: Sizes, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]):
         super().launch(role, sizes, programs, tuple(map(self._faulty, arguments)), constants)
 
-    def _faulty(self, argument: Any) -> Any:
+    def _faulty(self, argument):
         if not isinstance(argument, TableView):
             return argument
         tiles = argument.tiles.clone()
@@ -79,7 +77,7 @@ class SameRows(SanitizedLauncher):
 class Sanitized(TritonTiles):
     limits = replace(TritonTiles.limits, devices=frozenset({"cpu"}), min_capability=None)
 
-    def __init__(self, name: str, launcher: SanitizedLauncher) -> None:
+    def __init__(self, name: str, launcher: SanitizedLauncher):
         super().__init__(launcher)
         self.name = name
 
@@ -88,12 +86,10 @@ FAULTS = {
     "one program more": (OneProgramMore(as_on_gpus=False), "past the end of the tensor"),
     "the same rows": (SameRows(as_on_gpus=False), "both touch"),
 }
-"""Launches that are wrong, and what ttsem has to say of them."""
 SMALL, LARGE = "triton_sanitized", "triton_sanitized_as_on_gpus"
 
 
 def main() -> int:
-    """0 when every fault is found, and nothing else."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--capability", default="9.0", help="the GPU that kernels are compiled for")
     capability = int(parser.parse_args().capability.replace(".", ""))

@@ -1,11 +1,7 @@
-"""The backend of the kernels in Triton, by a launcher that records; Triton itself is not needed for most of it."""
-
-from __future__ import annotations
+"""The backend of the kernels in Triton, by a launcher that records."""
 
 import warnings
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -29,12 +25,12 @@ from dilkit.testing.tensors import Tensors
 CAPABILITIES = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
 
 
-def pose(**fields: Any) -> Problem:
+def pose(**fields) -> Problem:
     sizes = dict(seq=500, heads=4, kv_heads=2, head_dim=64, batch=2)
     return Problem(**{**dict(pattern=Pattern([256, 512], [1, 64])), **sizes, **fields})
 
 
-def test_each_group_is_one_launch_and_later_ones_continue() -> None:
+def test_each_group_is_one_launch_and_later_ones_continue():
     need_triton()
     recorder, problem = Recorder(), pose(dtype="bfloat16")
     q, k, v = Tensors.random(problem).qkv
@@ -55,7 +51,7 @@ def test_each_group_is_one_launch_and_later_ones_continue() -> None:
         assert all(x.data.data_ptr() for x in arguments if hasattr(x, "batch"))
 
 
-def test_gradients_of_weights_are_summed_over_tiles_of_their_head() -> None:
+def test_gradients_of_weights_are_summed_over_tiles_of_their_head():
     need_triton()
     form, recorder = BiasForm(sizes=(3,), learned=True), Recorder()
     problem = pose(bias=form)
@@ -74,7 +70,7 @@ def test_gradients_of_weights_are_summed_over_tiles_of_their_head() -> None:
     torch.testing.assert_close(dbias[1], view.sums[of_head].sum(0))
 
 
-def test_each_relation_is_one_launch_and_only_what_has_bounds_is_compared() -> None:
+def test_each_relation_is_one_launch_and_only_what_has_bounds_is_compared():
     need_triton()
     recorder = Recorder()
     problem = pose(pattern=Pattern.of(GlobalTokens(3), SlidingWindow(9, 2), DilatedSegment(64, 2), SlidingWindow(1000)))
@@ -88,7 +84,7 @@ class TunedRecorder(Recorder, TunedLauncher):
     sizes, capability = TunedLauncher.sizes, None
 
 
-def test_measured_sizes_are_launched_where_they_were_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measured_sizes_are_launched_where_they_were_measured(tmp_path, monkeypatch):
     need_triton()
     gpu, recorder, file = Device("cuda", "NVIDIA H100", (9, 0)), TunedRecorder(), tmp_path / "tuned.json"
     problem, backend = pose(dtype="bfloat16", device=gpu), TritonTiles(recorder)
@@ -153,13 +149,13 @@ COMPUTES = "computes band, global, runs, segments"
         ),
     ],
 )
-def test_refusals(fields: dict[str, Any], reason: str) -> None:
+def test_refusals(fields, reason):
     problem = pose(**{**dict(device=Device.assume("sm_90"), dtype="bfloat16"), **fields})
     assert reason in map(str, TritonTiles().refusals(problem))
 
 
 @pytest.mark.parametrize(("architecture", "dtype"), [("gfx90a", "bfloat16"), ("gfx90a", "float32"), ("gfx942", "float16")])
-def test_gpus_of_amd_are_used_within_their_limits(architecture: str, dtype: str) -> None:
+def test_gpus_of_amd_are_used_within_their_limits(architecture, dtype):
     problem = pose(device=Device.assume(architecture), dtype=dtype)
     assert [x for x in TritonTiles().refusals(problem) if x.code != "module"] == []
     for form in (None, BiasForm()):
@@ -169,7 +165,7 @@ def test_gpus_of_amd_are_used_within_their_limits(architecture: str, dtype: str)
         TritonTiles(Recorder())._launch("dots", problem, Sizes(64, 0, 8, 1), 2**23, (), {})
 
 
-def test_without_triton_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_triton_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(backend, "_installed", lambda module: module != "triton")
     problem = pose(device=Device.assume("sm_90"), dtype="bfloat16")
     assert [str(x) for x in TritonTiles().refusals(problem)] == ["module triton: not installed (pip install triton)"]
@@ -178,7 +174,7 @@ def test_without_triton_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
-def test_every_role_has_sizes_for_every_head_dim(capability: tuple[int, int]) -> None:
+def test_every_role_has_sizes_for_every_head_dim(capability):
     for role in ("forward", "dots", "dquery", "dkeyvalue"):
         for dtype in ("float32", "float16", "bfloat16"):
             for head_dim in (1, *HEAD_DIMS, 48, 80, 96):
@@ -187,14 +183,14 @@ def test_every_role_has_sizes_for_every_head_dim(capability: tuple[int, int]) ->
                 assert sizes_for(role, dtype, head_dim, capability).rows >= low.rows
 
 
-def test_what_there_are_no_sizes_for_is_refused() -> None:
+def test_what_there_are_no_sizes_for_is_refused():
     with pytest.raises(ValueError, match="no kernel in Triton"):
         sizes_for("forward", "float16", 64, (7, 5))
     with pytest.raises(ValueError, match="head_dim=129: kernels are made for at most 128"):
         padded(129)
 
 
-def test_it_tells_what_it_computes_with() -> None:
+def test_it_tells_what_it_computes_with():
     posed = pose(device=Device.assume("sm_90"), head_dim=96, dtype="bfloat16")
     assert TritonTiles().detail(posed) == "tensor cores; head_dim 96 computed as 128: 1.33 times the multiplications"
     assert TritonTiles().detail(pose(device=Device.assume("sm_90"))) == "fp32 on CUDA cores"

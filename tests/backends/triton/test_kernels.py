@@ -1,6 +1,4 @@
-"""The kernels in Triton: run in Triton's interpreter, and compiled with no GPU at hand."""
-
-from __future__ import annotations
+"""The kernels in Triton."""
 
 import re
 import sys
@@ -38,7 +36,7 @@ SHARED_BYTES = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 """By capability, the shared memory that a block may have: there, and on 8.6 and 8.9, whose sizes are those of 8.0."""
 
 
-def in_interpreter(file: str, shares: int, options: str, mark: Any) -> list[Any]:
+def in_interpreter(file: str, shares: int, options: str, mark) -> list[Any]:
     given = [f"--share {i}/{shares} {options}".strip() for i in range(1, shares + 1)]
     return [pytest.param(file, one, marks=mark, id=f"{file} {one}") for one in given]
 
@@ -51,12 +49,12 @@ def in_interpreter(file: str, shares: int, options: str, mark: Any) -> list[Any]
         *(*in_interpreter("interpret_steps.py", 4, "", slow), *in_interpreter("interpret_steps.py", 8, "--all", kernels)),
     ],
 )
-def test_kernels_agree_with_the_oracle_in_the_interpreter(file: str, options: str) -> None:
+def test_kernels_agree_with_the_oracle_in_the_interpreter(file, options):
     """Run a case of every feature and every two options together, or all."""
     print(succeed(sys.executable, str(ROOT / "tests/backends/triton" / file), *options.split(), cwd=ROOT, OMP_NUM_THREADS="1"))
 
 
-def check_code(role: str, dtype: str, head_dim: int, capability: int, folder: Path, softcap: float = 0.0) -> None:
+def check_code(role: str, dtype: str, head_dim: int, capability: int, folder: Path, softcap: float = 0.0):
     """Kernels do not spill, tall or low, and those for halves multiply on tensor cores, with 5 stages while copies run."""
     for low in (False, True):
         sizes = sizes_for(role, dtype, head_dim, (capability // 10, capability % 10), low)
@@ -85,9 +83,7 @@ SOME = ("forward", "bfloat16", 64, 90), ("dquery", "float16", 128, 80), ("forwar
         ),
     ],
 )
-def test_kernels_compile_without_a_gpu(
-    role: str, dtype: str, head_dim: int, capability: int, softcap: float, tmp_path: Path
-) -> None:
+def test_kernels_compile_without_a_gpu(role, dtype, head_dim, capability, softcap, tmp_path):
     check_code(role, dtype, head_dim, capability, tmp_path, softcap)
 
 
@@ -100,9 +96,7 @@ def test_kernels_compile_without_a_gpu(
     ],
     ids=str,
 )
-def test_kernels_compile_for_gpus_of_amd(
-    role: str, dtype: str, head_dim: int, architecture: str, form: BiasForm | None, tmp_path: Path
-) -> None:
+def test_kernels_compile_for_gpus_of_amd(role, dtype, head_dim, architecture, form, tmp_path):
     facts = dict(seq=256, heads=4, head_dim=head_dim, dtype=dtype, device=Device.assume(architecture), bias=form)
     for low in (False, True):
         sizes = TunedLauncher().sizes(role, Problem(pattern=Pattern.dense(), **facts), low)
@@ -115,7 +109,7 @@ def test_kernels_compile_for_gpus_of_amd(
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("role", ROLES)
-def test_kernels_that_add_a_bias_compile_without_a_gpu(role: str, form: BiasForm, tmp_path: Path) -> None:
+def test_kernels_that_add_a_bias_compile_without_a_gpu(role, form, tmp_path):
     sizes = beside_bias(sizes_for(role, "float16", 64, (9, 0)))
     found = compile_kernel(role, "float16", 64, 90, sizes, tmp_path, form=form)
     assert (found.spills, found.stack) == (0, 0), found.registers
@@ -125,7 +119,7 @@ def test_kernels_that_add_a_bias_compile_without_a_gpu(role: str, form: BiasForm
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("step", STEPS)
-def test_kernels_of_steps_compile_without_a_gpu(step: str, capability: int, tmp_path: Path) -> None:
+def test_kernels_of_steps_compile_without_a_gpu(step, capability, tmp_path):
     case = STEPS[step]
     made = compile_step(case, capability, tmp_path)
     assert (made.spills, made.stack) == (0, 0), made.registers

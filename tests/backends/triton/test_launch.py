@@ -1,6 +1,4 @@
-"""Launches through Triton: what is compiled for which calls, and what is loaded when, by stand-ins for a GPU."""
-
-from __future__ import annotations
+"""Launches through Triton."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -35,7 +33,7 @@ class AskingLauncher(DeviceLauncher):
     def sizes(self, role: str, problem: Problem, low: bool) -> Sizes:
         return sizes_for(role, problem.dtype, problem.head_dim, (9, 0), low)
 
-    def launch(self, role: str, sizes: Sizes, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
+    def launch(self, role: str, sizes: Sizes, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]):
         kernel(role).warmup(*arguments, **constants, **compiling(sizes), grid=(programs,))
 
 
@@ -47,7 +45,7 @@ def asked() -> Iterator[AskedFor]:
 
 @pytest.mark.parametrize("pattern", [SEGMENTS, WINDOW], ids=["segments", "window"])
 @pytest.mark.parametrize("batch", [1, 2])
-def test_nothing_is_compiled_anew_for_another_length(asked: AskedFor, pattern: Pattern, batch: int) -> None:
+def test_nothing_is_compiled_anew_for_another_length(asked, pattern, batch):
     backend, found = TritonTiles(AskingLauncher()), []
     for seq in (304, 301, 320, 333):
         asked.clear()
@@ -65,17 +63,17 @@ def test_nothing_is_compiled_anew_for_another_length(asked: AskedFor, pattern: P
 class Loading:
     """A kernel as Triton keeps it: `module` is None until the first launch has loaded it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.module, self.launched, self.broken, self.go_on = None, 0, 0, Event()
         self._loading = False
 
-    def warmup(self, *arguments: Any, grid: tuple[int, ...], **options: Any) -> Any:
+    def warmup(self, *arguments, grid: tuple[int, ...], **options):
         return SimpleNamespace(module=self.module)
 
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+    def __getitem__(self, grid: tuple[int, ...]):
         return self._run
 
-    def _run(self, *arguments: Any, **options: Any) -> None:
+    def _run(self, *arguments, **options):
         if self.module is None and self._loading:
             self.broken += 1  # there is a launcher already, and no function yet
         elif self.module is None:
@@ -86,7 +84,7 @@ class Loading:
 
 
 @pytest.fixture
-def loading(monkeypatch: pytest.MonkeyPatch) -> Loading:
+def loading(monkeypatch) -> Loading:
     found = Loading()
     monkeypatch.setattr(launch, "kernel", lambda role: found)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
@@ -97,7 +95,7 @@ def loading(monkeypatch: pytest.MonkeyPatch) -> Loading:
 ARGUMENTS = (SimpleNamespace(data=torch.zeros(1)),)
 
 
-def test_nothing_is_loaded_while_a_graph_is_captured(loading: Loading, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_loaded_while_a_graph_is_captured(loading, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(launch, "capturing", lambda device: True)
         with pytest.raises(RuntimeError, match=r"kernel forward is not loaded on cpu.*make the same call once before"):
@@ -109,17 +107,17 @@ def test_nothing_is_loaded_while_a_graph_is_captured(loading: Loading, monkeypat
     assert loading.launched == 2
 
 
-def test_a_kernel_is_loaded_by_one_thread(loading: Loading) -> None:
+def test_a_kernel_is_loaded_by_one_thread(loading):
     with ThreadPoolExecutor(4) as threads:
         for done in [threads.submit(DeviceLauncher().launch, "forward", SIZES, 1, ARGUMENTS, {}) for _ in range(4)]:
             done.result()
     assert (loading.launched, loading.broken) == (4, 0)
 
 
-def test_devices_wait_for_each_other_at_first_launches_alone(loading: Loading, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_wait_for_each_other_at_first_launches_alone(loading, monkeypatch):
     busy, go_on, order = Event(), Event(), []
 
-    def run(*arguments: Any, device: str, waits: bool = False, **options: Any) -> None:
+    def run(*arguments, device: str, waits: bool = False, **options):
         order.append(f"{device} begins")
         if waits:
             busy.set()
@@ -130,7 +128,7 @@ def test_devices_wait_for_each_other_at_first_launches_alone(loading: Loading, m
     monkeypatch.setattr(loading, "_run", run)
     given = {name: (SimpleNamespace(data=SimpleNamespace(device=torch.device(name))),) for name in ("cuda:0", "cuda:1")}
 
-    def launch_on(name: str, **constants: Any) -> None:
+    def launch_on(name: str, **constants):
         DeviceLauncher().launch("forward", SIZES, 1, given[name], dict(device=name, **constants))
 
     with ThreadPoolExecutor(2) as threads:
@@ -149,7 +147,7 @@ def test_devices_wait_for_each_other_at_first_launches_alone(loading: Loading, m
     assert order == [*in_turn, in_turn[0], *in_turn[2:], in_turn[1]]
 
 
-def test_what_triton_has_compiled_but_not_loaded_is_told_apart() -> None:
+def test_what_triton_has_compiled_but_not_loaded_is_told_apart():
     """Triton's kernels have no module before they are launched."""
     x, numbers = torch.zeros(1, 16, 1, 16), torch.zeros(1, 1, 16)
     driver.set_active(FakeDriver(80))

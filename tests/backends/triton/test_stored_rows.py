@@ -1,12 +1,9 @@
-"""Steps of decoding by the backend in Triton: what it refuses, launches and has compiled; test_kernels.py says if it is right."""
-
-from __future__ import annotations
+"""Steps of decoding by the backend in Triton."""
 
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +22,7 @@ from dilkit.bias.form import BiasForm
 from dilkit.decoding.protocol import Span, place
 
 
-def pose(**fields: Any) -> Problem:
+def pose(**fields) -> Problem:
     own = dict(seq=1, heads=6, kv_heads=1, head_dim=64, is_causal=True, stored="float32", dtype="float32") | fields
     return Problem(pattern=Pattern.dense(), device=Device("cuda", "GPU", (9, 0)), **own)
 
@@ -38,19 +35,19 @@ def pose(**fields: Any) -> Problem:
         (dict(dtype="float64", stored="float64"), "dtype float64: computes bfloat16, float16, float32"),
     ],
 )
-def test_refusals(fields: dict[str, Any], reason: str) -> None:
+def test_refusals(fields, reason):
     assert TritonTiles().limits.refusals(pose()) == ()
     assert any(str(refusal).startswith(reason) for refusal in TritonTiles.limits.refusals(pose(**fields)))
     old = replace(pose(), device=Device("cuda", "GPU", (7, 5)))
     assert [refusal.code for refusal in TritonTiles.limits.refusals(old)] == ["capability"]
 
 
-def test_any_pattern_is_a_step() -> None:
+def test_any_pattern_is_a_step():
     grid = replace(pose(), pattern=Pattern.natten((20, 25), 3))
     assert {refusal.code for refusal in TritonTiles().refusals(grid)} <= {"module"}
 
 
-def test_rows_at_a_time_are_a_power_of_two() -> None:
+def test_rows_at_a_time_are_a_power_of_two():
     for heads, head_dim in product((1, 2, 3, 8, 100), (1, 20, *HEAD_DIMS)):
         sizes = step_sizes(pose(heads=heads, head_dim=head_dim))
         assert sizes.rows <= 8
@@ -59,7 +56,7 @@ def test_rows_at_a_time_are_a_power_of_two() -> None:
     assert TritonTiles().detail(pose(dtype="bfloat16", stored="int8", head_dim=96)) == "fp32 on CUDA cores; rows of 128 numbers"
 
 
-def test_work_is_divided_by_what_runs_at_once() -> None:
+def test_work_is_divided_by_what_runs_at_once():
     case = StepCase(heads=20, kv_heads=2)
     step = make_step(case)
     placed = place(step, case.problem, most=10_000)
@@ -72,14 +69,14 @@ def test_work_is_divided_by_what_runs_at_once() -> None:
         divided(many, MOST_ITEMS)
 
 
-def test_there_is_nothing_to_write_without_new_rows_whatever_tables_say() -> None:
+def test_there_is_nothing_to_write_without_new_rows_whatever_tables_say():
     case = StepCase()
     step = make_step(case)
     placed = place(step._replace(key=None, value=None, writes=np.zeros_like(step.writes)), case.problem)
     assert (counts_of(placed).writes, counts_of(placed).spans) == (0, 5)
 
 
-def test_a_step_is_one_launch_of_an_item_a_program() -> None:
+def test_a_step_is_one_launch_of_an_item_a_program():
     need_triton()
     recorder, case = Recorder(), StepCase("float16", "int8", heads=6, kv_heads=3, head_dim=20, bias="coordinates", sink=True)
     step = make_step(case)
@@ -96,7 +93,7 @@ def test_a_step_is_one_launch_of_an_item_a_program() -> None:
     assert len(recorder.launches) == 1, "of no rows there is none"
 
 
-def test_a_graph_captures_a_placed_step_and_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_captures_a_placed_step_and_keeps_it(monkeypatch):
     need_triton()
     case, recorder, held = StepCase(), Recorder(), list[object]()
     step = make_step(case)
@@ -112,7 +109,7 @@ def test_a_graph_captures_a_placed_step_and_keeps_it(monkeypatch: pytest.MonkeyP
 CASES = ({}, dict(spans=16, seq=1), dict(spans=1, most=3000, seed=4), dict(batch=1, seed=2))
 
 
-def test_nothing_is_compiled_anew_for_other_tables() -> None:
+def test_nothing_is_compiled_anew_for_other_tables():
     need_triton()
     from helpers.triton_compile import CompilingLauncher, asked_for
 
@@ -126,7 +123,7 @@ def test_nothing_is_compiled_anew_for_other_tables() -> None:
     assert len(set(asked)) == 1
 
 
-def test_the_launcher_asks_for_the_counter_of_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_launcher_asks_for_the_counter_of_its_stream(monkeypatch):
     device, stream = torch.device("cuda", 0), SimpleNamespace(cuda_stream=4096)
     monkeypatch.setattr(torch.Tensor, "to", lambda self, device: self)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
@@ -140,12 +137,12 @@ def test_the_launcher_asks_for_the_counter_of_its_stream(monkeypatch: pytest.Mon
     assert launcher.counter(device) != first
 
 
-def test_as_many_programs_run_at_once_as_have_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_programs_run_at_once_as_have_registers(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
     assert DeviceLauncher().resident(Sizes(8, 4, 4, 1), torch.device("cuda", 0)) == 132 * RESIDENT_WARPS // 4
 
 
-def test_positions_of_too_many_tokens_are_refused() -> None:
+def test_positions_of_too_many_tokens_are_refused():
     case = StepCase(bias="coordinates")
     step = make_step(case)
     placed = place(step, case.problem)
@@ -155,7 +152,7 @@ def test_positions_of_too_many_tokens_are_refused() -> None:
         counts_of(placed._replace(step=step._replace(bias=step.bias._replace(positions=many))))
 
 
-def test_columns_of_tables_are_those_of_spans() -> None:
+def test_columns_of_tables_are_those_of_spans():
     """The kernel has numbers in the place of names."""
     need_triton()
     from dilkit.backends.triton import spans

@@ -1,6 +1,4 @@
-"""The tables of the kernels in Triton against the count: every tile sees every key as often as it should."""
-
-from __future__ import annotations
+"""The tables of the kernels in Triton against the count."""
 
 from typing import Any
 
@@ -45,7 +43,7 @@ def seen(problem: Problem, made: Tables, group: Group, kind: str, columns: int) 
     return count
 
 
-def check(problem: Problem, rows: int, columns: int) -> None:
+def check(problem: Problem, rows: int, columns: int):
     want = problem.pattern.count(problem.seq, problem.heads, kv_heads=problem.kv_heads, is_causal=problem.is_causal).numpy()
     for kind in (QUERIES, KEYS):
         count = np.zeros(want.shape)
@@ -55,18 +53,18 @@ def check(problem: Problem, rows: int, columns: int) -> None:
 
 
 @given(patterns(heads=4, kv_heads=2), st.integers(1, 40), st.sampled_from([1, 4, 16]), st.booleans())
-def test_strips_show_the_count(pattern: Pattern, seq: int, rows: int, is_causal: bool) -> None:
+def test_strips_show_the_count(pattern, seq, rows, is_causal):
     check(Problem(pattern=pattern, seq=seq, is_causal=is_causal, **SIZES), rows, 4)
 
 
 @given(mixes(heads=4, kv_heads=2, tokens=40), st.integers(1, 40), st.sampled_from([1, 4, 16]), st.booleans())
-def test_strips_show_the_count_of_every_kind(pattern: Pattern, seq: int, rows: int, is_causal: bool) -> None:
+def test_strips_show_the_count_of_every_kind(pattern, seq, rows, is_causal):
     problem = Problem(pattern=pattern, seq=seq, is_causal=is_causal, **SIZES)
     if not schedule_refusals(problem) and problem.forms.names <= FORMS:
         check(problem, rows, 4)
 
 
-def test_strips_show_the_count_of_runs() -> None:
+def test_strips_show_the_count_of_runs():
     layout = np.random.default_rng(0).random((4, 150, 150)) < 0.5
     layout[:, :, ::2], layout[:, 5, 1::2] = False, False
     layout[:, 5, ::2] = True
@@ -77,21 +75,21 @@ def test_strips_show_the_count_of_runs() -> None:
 
 @pytest.mark.parametrize("rates", [(6, 4, 3), (4, 6, 2), (1, 2, 4)])
 @pytest.mark.parametrize("overlap", ["count", "once"])
-def test_keys_that_several_branches_show_are_listed_once(rates: tuple[int, ...], overlap: str) -> None:
+def test_keys_that_several_branches_show_are_listed_once(rates, overlap):
     check(Problem(pattern=Pattern([72, 72, 72], rates, overlap=overlap), seq=72, **SIZES), 16, 16)
 
 
-def test_more_branches_than_a_launch_takes_count_once_where_each_head_has_its_own() -> None:
+def test_more_branches_than_a_launch_takes_count_once_where_each_head_has_its_own():
     pattern = Pattern([4] * 33, [1] * 33, overlap="once", heads=[(h, h + 1) for h in range(33)])
     check(Problem(pattern=pattern, seq=8, heads=33, head_dim=8), 4, 4)
 
 
-def test_tiles_of_the_same_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_of_the_same_hash_are_told_apart(monkeypatch):
     monkeypatch.setattr(segment_strips, "_FACTOR", np.uint64(0))
     check(Problem(pattern=Pattern([6, 10, 21], [1, 3, 5]), seq=43, is_causal=True, **SIZES), 4, 4)
 
 
-def test_tables_of_windows_and_global_tokens_grow_with_the_rows_alone() -> None:
+def test_tables_of_windows_and_global_tokens_grow_with_the_rows_alone():
     pattern = Pattern.of(SlidingWindow(2**20), SlidingWindow(3000, 8), Strided(16), GlobalTokens([0, 5, 9, 2000]))
     sizes = [Problem(pattern=pattern, seq=seq, **SIZES) for seq in (2**15, 2**18)]
     short, long = (
@@ -104,7 +102,7 @@ def test_tables_of_windows_and_global_tokens_grow_with_the_rows_alone() -> None:
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("kind", [QUERIES, KEYS])
-def test_a_tile_of_a_window_sees_what_the_window_reaches(kind: str, is_causal: bool) -> None:
+def test_a_tile_of_a_window_sees_what_the_window_reaches(kind, is_causal):
     """No more than the keys of its first to its last row, and the rest of the strips at both ends."""
     problem = Problem(pattern=Pattern.of(SlidingWindow(1000)), seq=2**14, is_causal=is_causal, **SIZES)
     made = make_tables(problem, schedule(problem, 64).groups[0], kind, 32)
@@ -114,7 +112,7 @@ def test_a_tile_of_a_window_sees_what_the_window_reaches(kind: str, is_causal: b
     assert (seen - whole).max() * 32 <= 4 * 64 + 2 * 32
 
 
-def test_strips_do_not_grow_with_the_sequence() -> None:
+def test_strips_do_not_grow_with_the_sequence():
     pattern = Pattern([2048, 4096, 8192], [1, 2, 4])
     short, long = (Problem(pattern=pattern, seq=seq, **SIZES) for seq in (2**14, 2**17))
     made = [make_tables(problem, schedule(problem, 64).groups[0], QUERIES, 64) for problem in (short, long)]
@@ -122,7 +120,7 @@ def test_strips_do_not_grow_with_the_sequence() -> None:
     assert 8 * len(made[0].tiles) == len(made[1].tiles)
 
 
-def test_tables_that_would_be_too_large_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_that_would_be_too_large_are_refused(monkeypatch):
     problem = Problem(pattern=Pattern([72, 72], [5, 7], overlap="once", offset="block"), seq=72, **SIZES)
     group = schedule(problem, 4).groups[0]
     monkeypatch.setattr(strips, "MOST_BYTES", 100)

@@ -1,10 +1,7 @@
-"""Rollback, beams and saved states of a `DilatedCache`: as if what was taken back, or not chosen, had never been seen."""
-
-from __future__ import annotations
+"""Rollback, beams and saved states of a `DilatedCache`."""
 
 import copy
 import io
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,13 +20,13 @@ def rows(count: int, heads: int = 4, kv_heads: int = 2, batch: int = 2) -> Rows:
 
 
 class Follower:
-    """A cache, and all rows that it has seen, to compute the same without one."""
+    """A cache, and all rows that it has seen."""
 
-    def __init__(self, pattern: Pattern, heads: int, kv_heads: int, rollback: int) -> None:
+    def __init__(self, pattern: Pattern, heads: int, kv_heads: int, rollback: int):
         self.cache, self.sizes = DilatedCache(pattern, kv_heads, rollback=rollback), (heads, kv_heads)
         self.all = rows(0, *self.sizes)
 
-    def attend(self, count: int) -> None:
+    def attend(self, count: int):
         new, before = rows(count, *self.sizes, batch=len(self.all[0])), self.cache.seen
         self.all = tuple(torch.cat(pair, 1) for pair in zip(self.all, new, strict=True))
         exact, _ = oracle_attention(*self.all, self.cache.pattern, is_causal=True)
@@ -44,7 +41,7 @@ class Follower:
         return True
 
 
-def test_the_advice_counts_from_the_longest_length() -> None:
+def test_the_advice_counts_from_the_longest_length():
     """A window of 5 has tokens from 20 - 3 - 4 on."""
     follower = Follower(Pattern.of(SlidingWindow(5)), 4, 2, rollback=3)
     follower.attend(20)
@@ -62,7 +59,7 @@ def test_the_advice_counts_from_the_longest_length() -> None:
         follower.cache.crop(2)
 
 
-def test_a_step_that_failed_may_be_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_failed_may_be_taken_again(monkeypatch):
     """At the start of a segment, the first branch has stored its rows, and the second has no memory."""
     follower = Follower(PATTERN, 4, 2, rollback=3)
     follower.attend(12)
@@ -76,7 +73,7 @@ def test_a_step_that_failed_may_be_taken_again(monkeypatch: pytest.MonkeyPatch) 
     follower.attend(5)
 
 
-def _without_memory(*_: Any) -> None:
+def _without_memory(*_):
     raise MemoryError
 
 
@@ -88,7 +85,7 @@ def _without_memory(*_: Any) -> None:
         (-1, "length=-1 must be at least 0"),
     ],
 )
-def test_going_back_too_far_is_refused(length: int, message: str) -> None:
+def test_going_back_too_far_is_refused(length, message):
     follower = Follower(PATTERN, 4, 2, rollback=0)
     follower.attend(18)
     with pytest.raises(ValueError, match=message):
@@ -97,7 +94,7 @@ def test_going_back_too_far_is_refused(length: int, message: str) -> None:
     follower.attend(3)
 
 
-def test_a_cropped_cache_takes_other_tensors_when_it_is_empty() -> None:
+def test_a_cropped_cache_takes_other_tensors_when_it_is_empty():
     cache = DilatedCache(PATTERN, 2)
     cache.attend(*rows(5))
     cache.crop(0)
@@ -106,7 +103,7 @@ def test_a_cropped_cache_takes_other_tensors_when_it_is_empty() -> None:
 
 
 @pytest.mark.parametrize("indices", [[1, 1, 0], torch.tensor([0], dtype=torch.int32)], ids=["more", "one"])
-def test_beams_of_another_number(indices: Any) -> None:
+def test_beams_of_another_number(indices):
     follower = Follower(PATTERN, 4, 2, rollback=3)
     follower.attend(17)
     follower.cache.reorder(indices)
@@ -115,7 +112,7 @@ def test_beams_of_another_number(indices: Any) -> None:
     follower.attend(20)
 
 
-def test_rows_of_the_batch_before_are_refused() -> None:
+def test_rows_of_the_batch_before_are_refused():
     """They have the facts of the last rows, which were of another batch than the cache now has."""
     follower = Follower(PATTERN, 4, 2, 0)
     follower.attend(6)
@@ -137,7 +134,7 @@ def test_rows_of_the_batch_before_are_refused() -> None:
         (iter([0]), TypeError, "is a list_iterator; a sequence"),
     ],
 )
-def test_beams_that_are_not_there(indices: Any, error: type[Exception], message: str) -> None:
+def test_beams_that_are_not_there(indices, error, message):
     follower = Follower(PATTERN, 4, 2, 0)
     with pytest.raises(ValueError, match="the cache is empty"):
         follower.cache.reorder([0])
@@ -148,7 +145,7 @@ def test_beams_that_are_not_there(indices: Any, error: type[Exception], message:
 
 
 @pytest.mark.parametrize("seen", [0, 12, 30])
-def test_a_saved_cache_goes_on(seen: int) -> None:
+def test_a_saved_cache_goes_on(seen):
     follower = Follower(PATTERN, 4, 2, rollback=3)
     follower.attend(seen)
     file = io.BytesIO()
@@ -169,7 +166,7 @@ def test_a_saved_cache_goes_on(seen: int) -> None:
 ZEROS = torch.zeros(2, 2, 2, 4, 4)
 GONE = ZEROS.double()
 GONE.untyped_storage().resize_(0)
-WRONG_STATES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+WRONG_STATES = {
     "another pattern": (dict(pattern=Pattern.dense().to_json()), ValueError, "with pattern=.*, but this one has pattern="),
     "kv_heads": (dict(kv_heads=4), ValueError, "state is of a cache with kv_heads=4, but this one has kv_heads=2"),
     "rollback": (dict(rollback=3), ValueError, "state is of a cache with rollback=3"),
@@ -202,7 +199,7 @@ WRONG_STATES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize(("change", "error", "message"), WRONG_STATES.values(), ids=WRONG_STATES)
-def test_a_state_of_something_else_is_refused(change: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_a_state_of_something_else_is_refused(change, error, message):
     follower = Follower(PATTERN, 4, 2, 0)
     follower.attend(18)
     state = follower.cache.state_dict()
@@ -218,7 +215,7 @@ def test_a_state_of_something_else_is_refused(change: dict[str, Any], error: typ
 
 
 @pytest.mark.parametrize("change", [dict(seen=40), dict(since=[9, 0]), dict(latest=[80, 80]), dict(since=[0, 7])], ids=str)
-def test_a_state_of_another_window_or_other_tokens_is_refused(change: dict[str, Any]) -> None:
+def test_a_state_of_another_window_or_other_tokens_is_refused(change):
     follower = Follower(Pattern.of(SlidingWindow(5), GlobalTokens(2)), 4, 2, 0)
     for _ in range(11):
         follower.attend(1)
@@ -227,7 +224,7 @@ def test_a_state_of_another_window_or_other_tokens_is_refused(change: dict[str, 
 
 
 @pytest.mark.parametrize("change", ["saved", "rows"])
-def test_a_state_without_what_going_back_restores_is_refused(change: str) -> None:
+def test_a_state_without_what_going_back_restores_is_refused(change):
     """The first rows of the open segment replaced earlier ones, which are in `saved`."""
     follower = Follower(PATTERN, 4, 2, rollback=3)
     follower.attend(12)
@@ -246,7 +243,7 @@ def test_a_state_without_what_going_back_restores_is_refused(change: str) -> Non
     ("batch", "dtype", "text"),
     [(3, torch.float64, "batch=2, but the cache batch=3"), (2, torch.float32, "the cache dtype=torch.float32")],
 )
-def test_rows_that_do_not_fit_a_restored_cache_leave_it_as_it_is(batch: int, dtype: torch.dtype, text: str) -> None:
+def test_rows_that_do_not_fit_a_restored_cache_leave_it_as_it_is(batch, dtype, text):
     other, restored = DilatedCache(PATTERN, 2), Follower(PATTERN, 4, 2, 0)
     other.attend(*(x.to(dtype) for x in rows(9, batch=batch)))
     restored.attend(18)

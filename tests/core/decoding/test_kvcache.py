@@ -1,6 +1,4 @@
-"""`dilated_attention_with_kvcache`: the last rows are those of the whole, at any length; an error leaves the cache as it was."""
-
-from __future__ import annotations
+"""`dilated_attention_with_kvcache`."""
 
 from functools import partial
 from typing import Any
@@ -30,7 +28,7 @@ def whole(batch: int, seq: int, heads: Heads = (4, 2), dtype: torch.dtype = torc
     return [torch.randn(batch, seq, h, head_dim, generator=draw, dtype=torch.float64).to(dtype) for h in sizes]
 
 
-def last_rows(qkv: list[Tensor], lengths: list[int], rows: int, pattern: Pattern, capacity: int, **options: Any) -> Any:
+def last_rows(qkv: list[Tensor], lengths: list[int], rows: int, pattern: Pattern, capacity: int, **options):
     """The last `rows` of sequences that have these lengths with them; all of the cache beyond them is NaN."""
     query, key, value = qkv
     caches = [x.new_full((len(lengths), capacity, *x.shape[2:]), float("nan")) for x in (key, value)]
@@ -48,7 +46,7 @@ ROUNDED = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, torc
 
 
 @pytest.mark.parametrize(("isa", "dtype", "head_dim"), every_pair(_instruction_sets(), ROUNDED, [1, 15, 48, 130]), ids=str)
-def test_few_rows(isa: str, dtype: torch.dtype, head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_rows(isa, dtype, head_dim, monkeypatch):
     monkeypatch.setenv("DILKIT_CPU_ISA", isa)
     qkv, sink, tolerance = whole(3, 300, (6, 2), dtype, head_dim), torch.zeros(6, dtype=dtype), ROUNDED[dtype]
     for rows, lengths in ((1, [300, 1, 133]), (2, [133, 90, 3]), (40, [165, 40, 300])):
@@ -60,7 +58,7 @@ def test_few_rows(isa: str, dtype: torch.dtype, head_dim: int, monkeypatch: pyte
             torch.testing.assert_close(lse[b].double(), right_lse[0, :, -rows:], rtol=tolerance, atol=tolerance)
 
 
-def test_a_cache_that_has_the_keys_already_is_not_written_to() -> None:
+def test_a_cache_that_has_the_keys_already_is_not_written_to():
     query, key, value = whole(1, 20)
     lengths, caches = torch.tensor([20], dtype=torch.int32), (key.clone(), value.clone())
     out = dilated_attention_with_kvcache(query[:, -3:], *caches, PATTERN, cache_seqlens=lengths)
@@ -68,7 +66,7 @@ def test_a_cache_that_has_the_keys_already_is_not_written_to() -> None:
     assert torch.equal(caches[0], key)
 
 
-def test_compiled() -> None:
+def test_compiled():
     query, key, value = whole(1, 20)
     step = torch.compile(dilated_attention_with_kvcache, backend="aot_eager", fullgraph=True)
     caches, lengths = [torch.zeros_like(x) for x in (key, value)], torch.zeros(1, dtype=torch.int32)
@@ -79,7 +77,7 @@ def test_compiled() -> None:
 
 QUERY, KEY, VALUE = (x[:, :2] for x in whole(2, 2))
 LENGTHS = torch.tensor([3, 5], dtype=torch.int32)
-WRONG: dict[str, tuple[Any, type[Exception], str]] = {
+WRONG = {
     "beyond the capacity": (dict(cache_seqlens=LENGTHS + 2), ValueError, r"cache_seqlens\[1\]=7 and 2 new rows: .* capacity 8"),
     "below zero": (dict(cache_seqlens=LENGTHS - 4), ValueError, r"cache_seqlens\[0\]=-1"),
     "fewer keys than rows": (dict(query=whole(2, 7)[0]), ValueError, r"cache_seqlens\[0\]=3 and 2 new rows are fewer than the 7"),
@@ -108,7 +106,7 @@ CACHE = torch.full((2, 8, 2, 6), 3.0, dtype=torch.float64)
 LARGE = torch.full((2, 8, 4, 6), 3.0, dtype=torch.float64)
 with torch.inference_mode():
     INFERRED = CACHE.clone()
-SHARED: dict[str, tuple[dict[str, Any], str]] = {
+SHARED = {
     "one cache for both": (dict(k_cache=CACHE, v_cache=CACHE), "v_cache shares memory with k_cache, which is written"),
     "another view of it": (dict(k_cache=CACHE, v_cache=CACHE.view(-1).view(CACHE.shape)), "v_cache shares memory with k_cache"),
     "shifted by a row": (dict(zip(("k_cache", "v_cache"), views(12), strict=True)), "v_cache shares memory with k_cache"),
@@ -134,7 +132,7 @@ SHARED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("shared", SHARED)
-def test_what_is_written_is_in_one_place_and_of_nobody_else(shared: str) -> None:
+def test_what_is_written_is_in_one_place_and_of_nobody_else(shared):
     changed, text = SHARED[shared]
     given = dict(query=QUERY, k_cache=torch.full_like(CACHE, 3), v_cache=torch.full_like(CACHE, 3))
     given |= dict(key=KEY, value=VALUE, cache_seqlens=LENGTHS - 3) | changed
@@ -147,7 +145,7 @@ def test_what_is_written_is_in_one_place_and_of_nobody_else(shared: str) -> None
 
 
 @pytest.mark.parametrize("layout", ["heads first", "side by side", "in one row", "one after the other"])
-def test_caches_side_by_side_in_one_tensor_are_not_shared(layout: str) -> None:
+def test_caches_side_by_side_in_one_tensor_are_not_shared(layout):
     query, key, value = whole(2, 9)
     shape = {"heads first": (2, 2, 2, 12, 6), "side by side": (2, 12, 2, 2, 6), "in one row": (2, 12, 2, 12)}
     memory = torch.zeros(shape.get(layout, (2, 2, 12, 2, 6)), dtype=torch.float64)
@@ -164,7 +162,7 @@ def test_caches_side_by_side_in_one_tensor_are_not_shared(layout: str) -> None:
     assert torch.equal(v_cache[:, :9], value)
 
 
-def test_what_is_only_read_may_be_shared() -> None:
+def test_what_is_only_read_may_be_shared():
     query, key, _ = whole(2, 9)
     cache, lengths = key[:1].expand(2, -1, -1, -1), torch.full((2,), 9, dtype=torch.int32)
     out = dilated_attention_with_kvcache(query[:, -3:], cache, cache, PATTERN, cache_seqlens=lengths)
@@ -172,7 +170,7 @@ def test_what_is_only_read_may_be_shared() -> None:
 
 
 @pytest.mark.parametrize("backend", ABLE)
-def test_the_operator_has_no_gradient_either(backend: str) -> None:
+def test_the_operator_has_no_gradient_either(backend):
     """`reference` gave that of some of its steps, `native` none."""
     caches = [torch.full_like(CACHE, 3) for _ in range(2)]
     given = QUERY.clone().requires_grad_(), *caches, KEY, VALUE, LENGTHS
@@ -182,7 +180,7 @@ def test_the_operator_has_no_gradient_either(backend: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
-def test_vmap_and_forward_mode_are_refused() -> None:
+def test_vmap_and_forward_mode_are_refused():
     def step(query):
         return dilated_attention_with_kvcache(query, CACHE.clone(), CACHE.clone(), PATTERN, cache_seqlens=LENGTHS)
 
@@ -197,7 +195,7 @@ def test_vmap_and_forward_mode_are_refused() -> None:
 
 
 @given(st.data())
-def test_whether_memory_is_shared(data: st.DataObject) -> None:
+def test_whether_memory_is_shared(data):
     memory, found = torch.zeros(60), list[tuple[Tensor, set[int]]]()
     for _ in range(2):
         sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
@@ -212,7 +210,7 @@ def test_whether_memory_is_shared(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_an_error_leaves_the_cache_as_it_is(wrong: str) -> None:
+def test_an_error_leaves_the_cache_as_it_is(wrong):
     changed, error, text = WRONG[wrong]
     caches = [torch.full((2, 8, 2, 6), 3.0, dtype=torch.float64) for _ in range(2)]
     right = dict(query=QUERY, k_cache=caches[0], v_cache=caches[1], pattern=PATTERN, key=KEY, value=VALUE, cache_seqlens=LENGTHS)
@@ -235,7 +233,7 @@ BY_FORMS = {"blocks": Pattern.of(BlockSparse.local_global(40, 3)), "half a group
 
 
 @pytest.mark.parametrize("name", [*BY_SPANS, *BY_FORMS])
-def test_one_row_is_one_step_where_spans_say_what_it_sees(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_row_is_one_step_where_spans_say_what_it_sees(name, monkeypatch):
     pattern, steps = (BY_SPANS | BY_FORMS)[name], list[Any]()
     query, key, value = whole(2, 40, (6, 3))
     right, right_lse = oracle_attention(query, key, value, pattern, is_causal=True)
@@ -255,7 +253,7 @@ def test_one_row_is_one_step_where_spans_say_what_it_sees(name: str, monkeypatch
     assert len(steps) == (7 if name in BY_SPANS else 0)
 
 
-def test_caches_that_show_one_row_everywhere() -> None:
+def test_caches_that_show_one_row_everywhere():
     """Expanded, they have a stride of 0, which no span has."""
     query, key, value = whole(1, 20, (4, 2))
     shown = [x[:, :1].expand(-1, 20, -1, -1) for x in (key, value)]
@@ -267,7 +265,7 @@ def test_caches_that_show_one_row_everywhere() -> None:
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("backend", ABLE)
 @pytest.mark.parametrize("inference", [False, True])
-def test_autograd_learns_that_the_caches_were_written(inference: bool, backend: str, rows: int) -> None:
+def test_autograd_learns_that_the_caches_were_written(inference, backend, rows):
     query, key, value = (x[:, :rows] for x in whole(1, 20, (4, 2)))
     options = dict(cache_seqlens=torch.zeros(1, dtype=torch.int32), backend=backend)
     with torch.inference_mode(inference):
@@ -283,7 +281,7 @@ def test_autograd_learns_that_the_caches_were_written(inference: bool, backend: 
 
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("backend", ABLE)
-def test_an_autocast_takes_nothing_away(backend: str, rows: int) -> None:
+def test_an_autocast_takes_nothing_away(backend, rows):
     qkv = whole(1, 20, dtype=torch.float32)
     right = last_rows(qkv, [20], rows, PATTERN, 24, backend=backend)
     with torch.autocast("cpu", torch.bfloat16):

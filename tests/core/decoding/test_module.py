@@ -1,9 +1,6 @@
-"""Decoding, and packed sequences, through `MultiheadDilatedAttention`: each result is that of a sequence by itself."""
-
-from __future__ import annotations
+"""Decoding, and packed sequences, through `MultiheadDilatedAttention`."""
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +17,7 @@ OPTIONS = {
 }
 
 
-def module(inner: Any = None, is_causal: bool = True, **options: Any) -> MultiheadDilatedAttention:
+def module(inner=None, is_causal: bool = True, **options) -> MultiheadDilatedAttention:
     layer = MultiheadDilatedAttention(16, 4, inner or DilatedAttention(PATTERN, scale=0.4), is_causal=is_causal, **options)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
@@ -29,7 +26,7 @@ def module(inner: Any = None, is_causal: bool = True, **options: Any) -> Multihe
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @torch.no_grad()
-def test_row_by_row_is_the_whole(options: dict[str, Any]) -> None:
+def test_row_by_row_is_the_whole(options):
     layer, x = module(**options), torch.randn(2, 40, 16, dtype=torch.float64)
     cache = DilatedCache(PATTERN, layer.num_kv_heads)
     found = [layer(x[:, cache.seen : end], cache=cache)[0] for end in (13, 14, 20, *range(21, 41))]
@@ -40,7 +37,7 @@ def test_row_by_row_is_the_whole(options: dict[str, Any]) -> None:
 
 
 @torch.no_grad()
-def test_positions_may_be_given() -> None:
+def test_positions_may_be_given():
     layer, x = module(rotary=True), torch.randn(1, 12, 16, dtype=torch.float64)
     positions = torch.arange(5, 17)
     cache = DilatedCache(PATTERN, 4)
@@ -49,8 +46,7 @@ def test_positions_may_be_given() -> None:
 
 
 @torch.no_grad()
-def test_a_cache_of_another_layer_is_refused() -> None:
-    """Both would add their rows to it."""
+def test_a_cache_of_another_layer_is_refused():
     layers, x = [module(), module()], torch.randn(1, 9, 16, dtype=torch.float64)
     cache = DilatedCache(PATTERN, 4)
     layers[0](x[:, :5], cache=cache)
@@ -71,7 +67,7 @@ X = torch.randn(44, 16, dtype=torch.float64, generator=torch.Generator().manual_
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_packed_is_one_by_one(options: dict[str, Any]) -> None:
+def test_packed_is_one_by_one(options):
     layer = module(is_causal="rotary" in options, **options)
 
     def differentiated(out):

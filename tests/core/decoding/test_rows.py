@@ -1,9 +1,4 @@
-"""Rows of every cache, kind of pattern, bias and dtype against the whole sequence, and how much of it a cache keeps.
-
-`DilatedCache`, `PagedCache` and `dilated_attention_with_kvcache` do the same actions. tests/fuzz has the caches of transformers.
-"""
-
-from __future__ import annotations
+"""Rows of every cache, kind of pattern, bias and dtype against the whole sequence."""
 
 import re
 from collections.abc import Iterable
@@ -13,10 +8,9 @@ import pytest
 import torch
 from fuzz.calls import Call
 from fuzz.steps import decoding
-from fuzz.steps.decoding import Action
 from fuzz.world import World
 from helpers.odd_kinds import Gap, Reach
-from helpers.strategies import Heads, mixes_with_heads, patterns_with_heads
+from helpers.strategies import mixes_with_heads, patterns_with_heads
 from hypothesis import assume, given, settings, strategies as st
 from torch import Tensor
 
@@ -34,14 +28,12 @@ from dilkit import (
 )
 from dilkit.decoding.stores import kept_count
 from dilkit.oracle import oracle_attention
-from dilkit.pattern import Branch
 from dilkit.pattern.checks import WHOLE_SEQUENCE
 from dilkit.problem import DTYPES, STORED
-from dilkit.testing.problems import BIAS_FORMS, LAYOUTS, Case
+from dilkit.testing.problems import CACHED_BIASES, LAYOUTS, Case
 
 SEQ, BATCH, HEAD_DIM = 40, 2, 4
 ROW = 2 * BATCH * HEAD_DIM * 8
-"""Bytes of key and value of one token of one head."""
 PATTERNS = {
     "nested": Pattern([4, 8, 16], [1, 2, 4]),
     "ragged": Pattern([6, 10, 21], [1, 3, 5]),
@@ -78,8 +70,8 @@ PATTERNS = {
     "one side": Pattern.of(Reach(9, 2)),
     "left out": Pattern.of(Gap("segments", (4, 9), (12, 15)), Gap("tokens", (2, 5), (9, 10))),
 }
-FIVE: Action = ("steps", 0, 5)
-ACTIONS: dict[str, list[Action]] = {
+FIVE = ("steps", 0, 5)
+ACTIONS = {
     "row by row": [
         *(FIVE, FIVE, ("back", 0, 3), FIVE, ("draft", 0, 3), ("move", 0, 1), FIVE, FIVE, ("move", 0, 2), FIVE),
     ],
@@ -90,12 +82,12 @@ ACTIONS: dict[str, list[Action]] = {
 }
 """See `fuzz.steps.decoding`. What is left of the sequences comes at the end, in one chunk."""
 STORES = [(dtype, stored) for dtype in DTYPES for stored in (None, *STORED[dtype])]
-BIASES = ["none", *BIAS_FORMS]
+BIASES = ["none", *CACHED_BIASES]
 
 
 @pytest.mark.parametrize("actions", ACTIONS)
 @pytest.mark.parametrize("name", PATTERNS)
-def test_rows_are_those_of_the_whole(name: str, actions: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_those_of_the_whole(name, actions, monkeypatch):
     at, turn = [*PATTERNS].index(name), [*ACTIONS].index(actions)
     dtype, stored = STORES[(at + 3 * turn) % len(STORES)]
     scores = dict(bias=BIASES[(at + 5 * turn) % len(BIASES)], softcap=(at + turn) % 2 * 0.7)
@@ -134,7 +126,7 @@ def decoded(cache: DilatedCache, rows: tuple[Tensor, ...], cuts: Iterable[int]) 
 
 
 @pytest.mark.parametrize("name", PATTERNS)
-def test_a_token_reaches_the_rows_that_see_it_alone(name: str, poisoned: None) -> None:
+def test_a_token_reaches_the_rows_that_see_it_alone(name, poisoned):
     pattern = PATTERNS[name]
     for token in (0, 20) if [*PATTERNS].index(name) % 2 else (9, 30):  # that come by themselves, or in a chunk
         rows = tensors(3)
@@ -147,7 +139,7 @@ def test_a_token_reaches_the_rows_that_see_it_alone(name: str, poisoned: None) -
 
 @settings(deadline=None, max_examples=40)
 @given(patterns_with_heads() | mixes_with_heads(), st.integers(1, 60), st.integers(0, 8))
-def test_kept_is_what_a_later_row_sees(drawn: tuple[Pattern, Heads], seen: int, rollback: int) -> None:
+def test_kept_is_what_a_later_row_sees(drawn, seen, rollback):
     """A key stays for each branch that shows it to a row from `seen - rollback` on; blocks keep all."""
     pattern, (heads, kv_heads) = drawn
     kept = [branch for branch in pattern.branches if not isinstance(branch, (BlockSparse, Documents, Prefix, Intervals))]
@@ -174,14 +166,14 @@ FOR_ALL_HEADS = [
 
 
 @pytest.mark.parametrize("name", FOR_ALL_HEADS)
-def test_the_picture_is_of_what_a_later_row_sees(name: str) -> None:
+def test_the_picture_is_of_what_a_later_row_sees(name):
     kept, cache, rows = kept_count(PATTERNS[name], SEQ, 3), DilatedCache(PATTERNS[name], 3), tensors(3)
     for seen in range(1, SEQ + 1):
         decoded(cache, rows, [seen])
         assert int(kept[:, seen - 1].sum()) * ROW == cache.nbytes
 
 
-BOUNDS: dict[str, tuple[Branch, int]] = {
+BOUNDS = {
     "window": (SlidingWindow(9), 9),
     "dilated window": (SlidingWindow(9, 4), 12),  # the last 9, and to a multiple of the rate
     "first tokens": (GlobalTokens(5), 5),
@@ -192,7 +184,7 @@ BOUNDS: dict[str, tuple[Branch, int]] = {
 
 
 @pytest.mark.parametrize(("branch", "most"), BOUNDS.values(), ids=BOUNDS)
-def test_memory_does_not_grow_with_the_sequence(branch: Branch, most: int) -> None:
+def test_memory_does_not_grow_with_the_sequence(branch, most):
     cache, row = DilatedCache(Pattern.of(branch), 1), torch.ones(BATCH, 1, 1, HEAD_DIM, dtype=torch.float64)
     sizes = []
     for _ in range(200):
@@ -201,7 +193,7 @@ def test_memory_does_not_grow_with_the_sequence(branch: Branch, most: int) -> No
     assert set(sizes[40:]) == {ROW * most}
 
 
-def test_strides_and_blocks_keep_all_rows_a_whole_sequence_one_in_r_and_a_step_of_a_stride_reads_its_own() -> None:
+def test_strides_and_blocks_keep_all_rows_a_whole_sequence_one_in_r_and_a_step_of_a_stride_reads_its_own():
     for branch in (Strided(7), BlockSparse.local_global(10, 6)):
         cache = DilatedCache(Pattern.of(branch), 3)
         decoded(cache, tensors(3), [SEQ])

@@ -1,10 +1,7 @@
-"""A table that leads beyond the memory of its tensors is refused, by every backend that has steps, before anything is done."""
-
-from __future__ import annotations
+"""Tables that lead beyond the memory of their tensors are refused."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +12,6 @@ from helpers.steps import PAGED, StepCase, in_pages, make_step
 from torch import Tensor
 
 from dilkit import DilatedCache, Limits, Pattern, Problem
-from dilkit.backend import Backend
 from dilkit.backends.native.backend import Native
 from dilkit.backends.reference import Reference
 from dilkit.backends.triton.backend import TritonTiles
@@ -35,14 +31,14 @@ def write(**columns: int) -> Callable[[Step], Step]:
     return lambda step: step._replace(writes=_changed(step.writes, 0, Write._fields, columns))
 
 
-def _changed(table: Any, at: int, fields: tuple[str, ...], columns: dict[str, int]) -> Any:
+def _changed(table, at: int, fields: tuple[str, ...], columns: dict[str, int]):
     table = table.copy()
     for name, number in columns.items():
         table[at, fields.index(name)] = number
     return table
 
 
-def given(**tensors: Any) -> Callable[[Step], Step]:
+def given(**tensors) -> Callable[[Step], Step]:
     return lambda step: step._replace(**tensors)
 
 
@@ -61,7 +57,7 @@ def positions(*numbers: int) -> Callable[[Step], Step]:
     return change
 
 
-WRONG: dict[str, tuple[Callable[[Step], Step], str]] = {
+WRONG = {
     "one row more": (
         lambda step: span(seen=int(step.spans[0, 5]) + 1)(step),
         r"spans\[0\]: seen=\d+ values \d+ apart from offset \d+ .* beyond",
@@ -126,7 +122,7 @@ def paged(**columns: int) -> Callable[[Step], Step]:
     return lambda step: span(PAGED, **columns)(in_pages(step, CASE.problem))
 
 
-def listed(pages: Any) -> Callable[[Step], Step]:
+def listed(pages) -> Callable[[Step], Step]:
     return lambda step: in_pages(step, CASE.problem)._replace(pages=pages)
 
 
@@ -150,7 +146,7 @@ WRONG |= {
 
 @each_backend
 @pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG)
-def test_a_table_that_leads_astray_is_refused(backend: Backend, change: Callable[[Step], Step], message: str) -> None:
+def test_a_table_that_leads_astray_is_refused(backend, change, message):
     step = change(make_step(CASE))
     before = [x.clone() if isinstance(x, Tensor) and x.untyped_storage().nbytes() > 8 else None for x in step.stored]
     with pytest.raises((TypeError, ValueError), match=message):
@@ -159,7 +155,7 @@ def test_a_table_that_leads_astray_is_refused(backend: Backend, change: Callable
         assert was is None or torch.equal(x.view(torch.int32), was.view(torch.int32))
 
 
-def test_backends_say_which_stored_rows_they_attend_to() -> None:
+def test_backends_say_which_stored_rows_they_attend_to():
     def refusals(limits, stored):
         return [str(refusal) for refusal in limits.refusals(replace(CASE.problem, stored=stored, bias=None))]
 
@@ -171,7 +167,7 @@ def test_backends_say_which_stored_rows_they_attend_to() -> None:
         Problem(pattern=CASE.problem.pattern, seq=1, heads=1, head_dim=8, dtype="float64", stored="int8")
 
 
-def test_a_backend_that_states_stored_rows_has_steps() -> None:
+def test_a_backend_that_states_stored_rows_has_steps():
     cache, row = DilatedCache(Pattern([4], [2]), kv_heads=1), torch.ones(1, 1, 1, 8)
     stating = Fake("stating", -1, Limits(stored=frozenset({"float32"})))
     with registered(stating), pytest.raises(NotImplementedError, match=r"'stating' states stored rows .* no attend_stored"):

@@ -1,8 +1,4 @@
-"""Rows that are stored in another dtype: rounding, memory, states and errors. test_rows.py has the results of caches."""
-
-from __future__ import annotations
-
-from typing import Any
+"""Rows that are stored in another dtype."""
 
 import pytest
 import torch
@@ -20,7 +16,7 @@ def rounded(x: Tensor, stored: str) -> Tensor:
 
 
 @pytest.mark.parametrize("head_dim", [1, 5, 6, 7])
-def test_a_scale_may_lie_anywhere_in_memory(head_dim: int) -> None:
+def test_a_scale_may_lie_anywhere_in_memory(head_dim):
     query, key, value = torch.randn(3, 1, 2, 1, head_dim).unbind()
     cache, steps = DilatedCache(Pattern([8], [1]), 1, stored="int8"), []
     for i in range(2):
@@ -29,7 +25,7 @@ def test_a_scale_may_lie_anywhere_in_memory(head_dim: int) -> None:
     torch.testing.assert_close(torch.cat(steps, 1).double(), right, atol=1e-5, rtol=1e-5)
 
 
-def test_a_number_is_off_by_half_the_scale_at_most() -> None:
+def test_a_number_is_off_by_half_the_scale_at_most():
     x = torch.randn(500, 64) * torch.logspace(-30, 30, 500)[:, None]
     scale = x.abs().amax(-1, keepdim=True) / 127
     off = (decoded(encoded(x, torch.int8), torch.float64) - x.double()).abs()
@@ -37,7 +33,7 @@ def test_a_number_is_off_by_half_the_scale_at_most() -> None:
     assert ((decoded(encoded(x, torch.bfloat16), torch.float64) - x.double()).abs() <= 2**-8 * x.double().abs()).all()
 
 
-def test_numbers_that_are_not_finite_make_a_row_of_nan() -> None:
+def test_numbers_that_are_not_finite_make_a_row_of_nan():
     x = torch.zeros(4, 5)
     x[1, 2], x[2, 3] = torch.nan, torch.inf
     back = decoded(encoded(x, torch.int8), torch.float32)
@@ -46,7 +42,7 @@ def test_numbers_that_are_not_finite_make_a_row_of_nan() -> None:
 
 
 @pytest.mark.parametrize(("stored", "share"), [("int8", 0.27), ("bfloat16", 0.5)])
-def test_the_memory(stored: str, share: float) -> None:
+def test_the_memory(stored, share):
     row, sizes = torch.randn(1, 40, 2, 64), []
     for kept in (None, stored):
         cache = DilatedCache(Pattern([32, 64], [1, 2]), 2, stored=kept)
@@ -57,7 +53,7 @@ def test_the_memory(stored: str, share: float) -> None:
 
 
 @pytest.mark.parametrize("stored", ["int8", "bfloat16"])
-def test_a_state_of_other_rows_is_refused(stored: str) -> None:
+def test_a_state_of_other_rows_is_refused(stored):
     rows, cache = torch.randn(3, 2, 20, 2, 10).unbind(), DilatedCache(MIX, 2, stored=stored)
     cache.attend(*rows)
     state = cache.state_dict()
@@ -87,7 +83,7 @@ def test_a_state_of_other_rows_is_refused(stored: str) -> None:
         ("bfloat16", "float16", TypeError, "stored='bfloat16', which is for float32"),
     ],
 )
-def test_what_is_stored_has_to_fit(stored: Any, dtype: str, error: type[Exception], message: str) -> None:
+def test_what_is_stored_has_to_fit(stored, dtype, error, message):
     row = torch.zeros(1, 1, 2, 8, dtype=getattr(torch, dtype))
     with pytest.raises(error, match=message):
         DilatedCache(Pattern([4, 8, 16], [1, 2, 4]), 2, stored=stored).attend(row, row, row)

@@ -1,10 +1,6 @@
-"""Branches of every kind through what is built on attention: weights, token orders, modules, compilers, caches."""
+"""Branches of every kind through what is built on attention."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +33,7 @@ from dilkit.comm import packed_cuts, shard_cuts, share_sequences
 from dilkit.testing.accuracy import shortened
 
 
-def test_tables_that_outgrow_the_cache_are_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_that_outgrow_the_cache_are_told_of_once(monkeypatch):
     pattern = Pattern.of(BlockSparse(np.random.default_rng(0).random((512, 512)) < 0.5, 1))
     rows = tensors(seq=512, heads=1, kv_heads=1, batch=1, head_dim=1)
     plan.cache_clear()
@@ -51,7 +47,7 @@ def test_tables_that_outgrow_the_cache_are_told_of_once(monkeypatch: pytest.Monk
     assert plan.cache_info().misses == misses
 
 
-def test_neighborhoods_of_cells_do_not_go_along_a_curve() -> None:
+def test_neighborhoods_of_cells_do_not_go_along_a_curve():
     q, k, v = tensors(seq=24, kv_heads=2, dtype=torch.float64)
     pattern, curve = Pattern.natten((4, 6), 3), order((4, 6))
     for orders in (curve, [order((24,)), curve]):
@@ -76,12 +72,12 @@ class Whole(torch.nn.Module):
         return dilated_attention(query, key, value, BEYOND)
 
 
-def exported() -> Any:
+def exported():
     sizes = {1: torch.export.Dim("seq", min=2)}
     return torch.export.export(Whole(), tuple(tensors(seq=20)), dynamic_shapes=(sizes,) * 3).module()
 
 
-WAYS: dict[str, Callable[[], Any]] = {
+WAYS = {
     "function": lambda: partial(dilated_attention, pattern=BEYOND),
     "module": lambda: DilatedAttention(BEYOND),
     "order": lambda: lambda q, k, v: ordered_dilated_attention(q, k, v, BEYOND, order((q.shape[1],))),
@@ -93,7 +89,7 @@ WAYS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_whole_sequence_without_a_global_token_is_refused(way: str) -> None:
+def test_a_whole_sequence_without_a_global_token_is_refused(way):
     call = WAYS[way]()
     for seq in (17, 20):
         call(*tensors(seq=seq))
@@ -101,7 +97,7 @@ def test_a_whole_sequence_without_a_global_token_is_refused(way: str) -> None:
         call(*tensors(seq=16))
 
 
-def test_a_global_token_that_may_yet_come_is_taken() -> None:
+def test_a_global_token_that_may_yet_come_is_taken():
     inputs = tensors(batch=1, seq=16)
     starts = torch.tensor([0, 6, 16], dtype=torch.int32)
     short = Pattern.of(SlidingWindow(3), GlobalTokens([1]))
@@ -120,7 +116,7 @@ def problem(pattern: Pattern = MIX, seq: int = 4096) -> Problem:
     return Problem(pattern=pattern, seq=seq, heads=4, head_dim=8, requires_grad=True)
 
 
-def test_a_pattern_of_another_kind_has_no_lists() -> None:
+def test_a_pattern_of_another_kind_has_no_lists():
     assert not hasattr(MIX, "segment_lengths")
     assert not hasattr(MIX, "nonsense")
     assert not MIX.only_segments
@@ -128,27 +124,27 @@ def test_a_pattern_of_another_kind_has_no_lists() -> None:
     assert Pattern.of(SlidingWindow(2, heads=(0, 1)), SlidingWindow(2)).heads == ((0, 1), None)
 
 
-def test_cuts_keep_to_the_segments_of_a_mix() -> None:
+def test_cuts_keep_to_the_segments_of_a_mix():
     segments, mix = Pattern([64], [4]), Pattern.of(SlidingWindow(300), DilatedSegment(64, 4))
     assert shard_cuts(10_000, 3, mix) == shard_cuts(10_000, 3, segments) != shard_cuts(10_000, 3)
     assert shard_cuts(10_000, 3, Pattern.of(SlidingWindow(300))) == shard_cuts(10_000, 3)
     assert packed_cuts([9000, 1000], 3, mix) == packed_cuts([9000, 1000], 3, segments) != packed_cuts([9000, 1000], 3)
 
 
-def test_sequences_are_shared_by_the_work_of_every_kind() -> None:
+def test_sequences_are_shared_by_the_work_of_every_kind():
     lengths = [100, 7, 60, 44]
     assert share_sequences(lengths, 2, Pattern.dense(), heads=4) == ((0,), (1, 2, 3))
     assert share_sequences(lengths, 2, Pattern.of(SlidingWindow(8)), heads=4) == ((0, 1), (2, 3))
 
 
-def test_a_shorter_problem_keeps_other_kinds() -> None:
+def test_a_shorter_problem_keeps_other_kinds():
     short = shortened(problem(seq=1 << 20))
     assert short.seq < 1 << 20
     assert short.pattern.branches[::2] == MIX.branches[::2]
     assert short.pattern.branches[1].segment_length < 512
 
 
-def test_a_shorter_grid_keeps_its_windows() -> None:
+def test_a_shorter_grid_keeps_its_windows():
     window, large = Neighborhood((32, 8192), (3, 5), (1, 30)), GlobalTokens(3)
     short = shortened(problem(Pattern.of(window, large), seq=window.tokens))
     assert short.pattern == Pattern.of(Neighborhood((3, 150), (3, 5), (1, 30)), large)
@@ -161,7 +157,7 @@ FEW = Pattern.of(BlockSparse.local_global(9, 3))
 
 
 @pytest.mark.parametrize("pattern", [FEW, Pattern.natten((5, 5), 3)], ids=str)
-def test_packed_calls_are_prepared_for_more_tokens_than_a_sequence_has(pattern: Pattern) -> None:
+def test_packed_calls_are_prepared_for_more_tokens_than_a_sequence_has(pattern):
     """The prepared length is a power of two; only the sequences' own lengths have to fit."""
     q, k, v = (x.squeeze(0) for x in tensors(batch=1, seq=50))
     starts = torch.tensor([0, 25, 50], dtype=torch.int32)

@@ -1,6 +1,4 @@
-"""Blocks and intervals that each call gives: what they may be, and that nothing is kept of them."""
-
-from __future__ import annotations
+"""Blocks and intervals that each call gives."""
 
 from typing import Any
 
@@ -23,7 +21,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 Q, K = normal(2, SEQ, HEADS, 8), normal(2, SEQ, 2, 8, seed=1)
 
 
-def attend(layout: Any, pattern: Pattern = GIVEN, **options: Any) -> Any:
+def attend(layout, pattern: Pattern = GIVEN, **options):
     return dilated_attention(Q, K, K, pattern, block_layout=layout, **options)
 
 
@@ -42,7 +40,7 @@ def shown_by(intervals: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("branch", [BlockSparse(None, 8, heads=(0, 2)), Intervals(None, most=2, heads=(1, 3))], ids=str)
-def test_values_and_text(branch: BlockSparse | Intervals) -> None:
+def test_values_and_text(branch):
     pattern = Pattern.of(branch, SlidingWindow(3))
     assert Pattern.from_json(pattern.to_json()) == pattern == eval(str(pattern))
     assert str(GIVEN) == "Pattern.of(BlockSparse(None, 8))"
@@ -52,7 +50,7 @@ def test_values_and_text(branch: BlockSparse | Intervals) -> None:
 
 @pytest.mark.parametrize("backend", ["native", "reference"])
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_intervals_are_those_of_a_mask(backend: str, is_causal: bool) -> None:
+def test_intervals_are_those_of_a_mask(backend, is_causal):
     """That torch's own attention takes; and a mask has these runs."""
     for seed, (batch, heads) in enumerate([(1, 1), (2, 1), (1, HEADS), (2, HEADS)]):
         intervals = drawn(batch, heads, 3, seed=seed)
@@ -68,9 +66,9 @@ def test_intervals_are_those_of_a_mask(backend: str, is_causal: bool) -> None:
         assert torch.equal(lse == -torch.inf, ~mask.any(-1).expand(2, HEADS, -1))
 
 
-def test_intervals_compiled_exported_and_in_lower_precision() -> None:
+def test_intervals_compiled_exported_and_in_lower_precision():
     class Layer(torch.nn.Module):
-        def forward(self, query: Tensor, key: Tensor, intervals: Tensor) -> Any:
+        def forward(self, query: Tensor, key: Tensor, intervals: Tensor):
             return dilated_attention(query, key, key, BY_ROW, intervals=intervals, is_causal=True)
 
     arguments = Q.float(), K.float(), drawn(1, HEADS, 3)
@@ -83,13 +81,13 @@ def test_intervals_compiled_exported_and_in_lower_precision() -> None:
 
 
 @pytest.mark.parametrize("backend", ["native", "reference"])
-def test_a_layout_by_head_is_of_the_heads_at_hand(backend: str) -> None:
+def test_a_layout_by_head_is_of_the_heads_at_hand(backend):
     layout = torch.rand(1, HEADS, BLOCKS, BLOCKS, generator=torch.Generator().manual_seed(2)) < 0.5
     part = Pattern.of(BlockSparse(None, 8), head_shard=(1, 4))
     assert torch.equal(attend(layout, part, backend=backend), attend(layout, backend=backend))
 
 
-def test_nothing_is_kept_of_what_blocks_see() -> None:
+def test_nothing_is_kept_of_what_blocks_see():
     layouts = torch.rand(20, 1, 1, BLOCKS, BLOCKS, generator=torch.Generator().manual_seed(0)) < 0.5
     attend(layouts[0], backend="native")
     dilated_attention(Q, K, K, BY_ROW, intervals=drawn(1, 1, 3), backend="native")
@@ -100,7 +98,7 @@ def test_nothing_is_kept_of_what_blocks_see() -> None:
     assert len({out.sum().item() for out in results}) > 20
 
 
-def test_numbers_are_the_bools_that_they_name() -> None:
+def test_numbers_are_the_bools_that_they_name():
     chosen = top_k_blocks(Q, K, 8, 2)
     bools = torch.zeros(2, HEADS, BLOCKS, BLOCKS, dtype=torch.bool)
     bools.scatter_(-1, chosen.repeat_interleave(2, 1), True)
@@ -108,7 +106,7 @@ def test_numbers_are_the_bools_that_they_name() -> None:
     torch.testing.assert_close(attend(chosen.int()), attend(bools))
 
 
-def test_gradients_and_compiled_calls() -> None:
+def test_gradients_and_compiled_calls():
     leaves = [x[:1, :11, :, :2].clone().requires_grad_() for x in (Q, K)]
     chosen = torch.tensor([[[[0], [1]], [[1], [-1]]]])
 
@@ -126,7 +124,7 @@ def test_gradients_and_compiled_calls() -> None:
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_top_k_blocks_are_those_of_the_definition(is_causal: bool) -> None:
+def test_top_k_blocks_are_those_of_the_definition(is_causal):
     chosen = top_k_blocks(Q, K, 8, 3, is_causal=is_causal)
     assert chosen.shape == (2, 2, BLOCKS, 3)
     for b in range(2):
@@ -140,7 +138,7 @@ def test_top_k_blocks_are_those_of_the_definition(is_causal: bool) -> None:
 
 
 @pytest.mark.parametrize("size", [1e20, -1e20, torch.inf, torch.nan])
-def test_the_own_block_is_chosen_whatever_its_score(size: float) -> None:
+def test_the_own_block_is_chosen_whatever_its_score(size):
     query, key = torch.full((1, 20, 2, 4), 1e20), torch.full((1, 20, 2, 4), size)
     assert top_k_blocks(query, key, 5, 1)[0].tolist() == [[[0], [1], [2], [3]]] * 2
     key[:, 5:10] = 1.0
@@ -149,12 +147,12 @@ def test_the_own_block_is_chosen_whatever_its_score(size: float) -> None:
     assert chosen.sort().values[:3].tolist() == [[-1, -1, 0], [-1, 0, 1], [0, 1, 2]]
 
 
-def test_top_k_blocks_takes_no_more_than_there_are() -> None:
+def test_top_k_blocks_takes_no_more_than_there_are():
     assert top_k_blocks(Q, K, 8, 100).sort(-1).values.equal(torch.arange(BLOCKS).expand(2, 2, BLOCKS, BLOCKS))
     assert top_k_blocks(Q.half(), K.half(), 100, 1).tolist() == [[[[0]], [[0]]], [[[0]], [[0]]]]
 
 
-def test_top_k_blocks_compiled_in_one_graph() -> None:
+def test_top_k_blocks_compiled_in_one_graph():
     def call(query, key):
         chosen = top_k_blocks(query, key, 8, 2, is_causal=True)
         return dilated_attention(query, key, key, GIVEN, block_layout=chosen, is_causal=True)

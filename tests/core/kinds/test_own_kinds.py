@@ -1,6 +1,4 @@
-"""Kinds of branches that are not dilkit's: a package with them is installed, and every door takes them."""
-
-from __future__ import annotations
+"""Kinds of branches that are not dilkit's."""
 
 import importlib
 import sys
@@ -14,7 +12,7 @@ import torch
 from helpers.backends_here import on
 from helpers.calls import tensors
 from helpers.odd_kinds import Gap, Posts, Reach, Turns
-from helpers.strategies import Heads, mixes_with_heads
+from helpers.strategies import mixes_with_heads
 from hypothesis import given, settings, strategies as st
 
 import dilkit
@@ -54,7 +52,7 @@ class Page(dilkit.Branch):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _package(tmp_path_factory) -> Iterator[None]:
     folder = tmp_path_factory.mktemp("site")
     (folder / "page_package.py").write_text(PAGE)
     (folder / "leaving_package.py").write_text("import sys\nsys.exit('leaving')\n")
@@ -79,7 +77,7 @@ WINDOW = '{"kind":"sliding_window","window":4}'
 
 
 @pytest.mark.parametrize("first", ["the entry point", "the module"])
-def test_an_entry_point_may_be_registered_as_well(first: str) -> None:
+def test_an_entry_point_may_be_registered_as_well(first):
     KINDS.pop("page", None)
     sys.modules.pop("page_package", None)
     if first == "the module":
@@ -87,7 +85,7 @@ def test_an_entry_point_may_be_registered_as_well(first: str) -> None:
     assert str(own('{"kind":"page"}')) == "Pattern.of(Page())"
 
 
-def test_broken_kinds_are_listed_and_stop_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_kinds_are_listed_and_stop_no_other(capsys):
     broken = {
         "absent_kind": "no_such_module:Kind is broken: ModuleNotFoundError",
         "leaving_kind": "leaving_package:Leaving is broken: SystemExit: leaving",
@@ -115,7 +113,7 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("backend", on("cpu"))
-def test_backends_compute_them_or_refuse(backend: str) -> None:
+def test_backends_compute_them_or_refuse(backend):
     verdicts = []
     for number, (text, options) in enumerate(cases()):
         pattern = own(text)
@@ -140,7 +138,7 @@ ODD = {
 
 @pytest.mark.parametrize("branch", ODD.values(), ids=list(ODD))
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_forms_that_kinds_of_dilkit_do_not_have(branch: dilkit.Branch, is_causal: bool) -> None:
+def test_forms_that_kinds_of_dilkit_do_not_have(branch, is_causal):
     sizes = dict(seq=30, kv_heads=2, batch=1, head_dim=8, dtype="float64", is_causal=is_causal)
     for backend in on("cpu"):
         result = check(backend, Case(feature="odd kinds", variant=backend, pattern=Pattern.of(branch), **sizes))
@@ -148,7 +146,7 @@ def test_forms_that_kinds_of_dilkit_do_not_have(branch: dilkit.Branch, is_causal
 
 
 @pytest.mark.parametrize("name", ["evaluated", *ODD])
-def test_decoding(name: str) -> None:
+def test_decoding(name):
     pattern = Pattern.of(ODD[name]) if name in ODD else own(f"{COLOURS},{ECHO}")
     q, k, v = tensors(batch=1, seq=30, kv_heads=2)
     cache = DilatedCache(pattern, kv_heads=k.shape[2])
@@ -156,7 +154,7 @@ def test_decoding(name: str) -> None:
     torch.testing.assert_close(torch.cat(rows, 1), dilated_attention(q, k, v, pattern, is_causal=True), rtol=1e-5, atol=1e-5)
 
 
-def test_packed_sequences_of_more_and_more_tokens() -> None:
+def test_packed_sequences_of_more_and_more_tokens():
     pattern = own(f"{COLOURS},{ECHO}")
     for lengths in ((9, 4), (40, 11), (13, 100)):
         q, k, v = torch.randn(3, sum(lengths), 2, 8).unbind()
@@ -170,21 +168,19 @@ def test_packed_sequences_of_more_and_more_tokens() -> None:
 @dilkit.register_kind
 @dataclass(frozen=True)
 class Near(dilkit.Branch):
-    """Every token sees those before it, up to `back` away; the form is cut to the sequence."""
-
     kind: ClassVar[str] = "near"
 
     back: int
     heads: tuple[int, int] | None = None
 
-    def sees(self, rows: Any, keys: Any, heads: Any) -> Any:
+    def sees(self, rows, keys, heads):
         return ((rows[:, None] >= keys) & (rows[:, None] - keys <= self.back))[None]
 
-    def forms(self, heads: Any, seq: int) -> list[Band]:
+    def forms(self, heads, seq: int) -> list[Band]:
         return [Band(heads=self.range_served(heads), back=min(self.back, seq - 1), ahead=0)]
 
 
-def test_a_form_does_not_stay_cut_to_the_first_sequence() -> None:
+def test_a_form_does_not_stay_cut_to_the_first_sequence():
     for seq in (4, 30):
         q, k, v = tensors(batch=1, seq=seq)
         out = dilated_attention(q, k, v, Pattern.of(Near(20)), backend="native")
@@ -192,7 +188,7 @@ def test_a_form_does_not_stay_cut_to_the_first_sequence() -> None:
 
 
 @pytest.mark.parametrize("name", ["head by head", "halo", *ODD])
-def test_over_ranks(name: str) -> None:
+def test_over_ranks(name):
     known = {"head by head": own(f"{COLOURS},{WINDOW}"), "halo": Pattern.of(Reach(3, 3))}
     pattern, (q, k, v) = known[name] if name in known else Pattern.of(ODD[name]), tensors(batch=1, seq=30, kv_heads=2)
     window = Pattern.of(SlidingWindow(4))
@@ -208,7 +204,7 @@ def test_over_ranks(name: str) -> None:
     torch.testing.assert_close(torch.cat(run_threads(3, on_rank), 1), whole, rtol=1e-5, atol=1e-5)
 
 
-def test_beyond_the_length_that_is_evaluated_there_is_a_way_out() -> None:
+def test_beyond_the_length_that_is_evaluated_there_is_a_way_out():
     problem = Problem(pattern=own(COLOURS), seq=MOST_TOKENS + 1, heads=2, head_dim=8)
     decisions = {decision.name: decision for decision in dilkit.explain(problem).decisions}
     assert "sees is evaluated for at most 32,768 tokens; define Colours.forms" in " ".join(decisions["native"].reasons)
@@ -217,7 +213,7 @@ def test_beyond_the_length_that_is_evaluated_there_is_a_way_out() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(mixes_with_heads(), st.integers(0, 26))
-def test_what_is_evaluated_is_what_is_seen(drawn: tuple[Pattern, Heads], seq: int) -> None:
+def test_what_is_evaluated_is_what_is_seen(drawn, seq):
     pattern, (heads, kv_heads) = drawn
     for branch in pattern.branches:
         alone = Pattern.of(branch, offset=pattern.offset, head_shard=pattern.head_shard)
@@ -241,7 +237,7 @@ def test_what_is_evaluated_is_what_is_seen(drawn: tuple[Pattern, Heads], seq: in
 class NoName(dilkit.Branch):
     heads: tuple[int, int] | None = None
 
-    def sees(self, rows: Any, keys: Any, heads: Any) -> Any:
+    def sees(self, rows, keys, heads):
         return (rows[:, None] == keys)[None]
 
 
@@ -251,7 +247,7 @@ Taken, Unregistered = (
 )
 
 
-def test_what_is_no_kind_is_named() -> None:
+def test_what_is_no_kind_is_named():
     for given_class, complaint in (
         (Pattern, "a subclass of dilkit.Branch is needed"),
         (NoName, "kind=None: a name in lower case is needed"),

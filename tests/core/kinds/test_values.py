@@ -1,6 +1,4 @@
-"""Branches of every kind as values: their count, their cost, and their ways of being written down."""
-
-from __future__ import annotations
+"""Branches of every kind as values."""
 
 import copy
 import dataclasses
@@ -8,13 +6,12 @@ import gc
 import json
 import pickle
 import weakref
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from helpers.definition import brute_force, brute_force_edges
-from helpers.strategies import Heads, mixes_with_heads, neighborhoods, patterns_with_heads
+from helpers.strategies import mixes_with_heads, neighborhoods, patterns_with_heads
 from hypothesis import given, settings, strategies as st
 
 from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Intervals, Neighborhood, Pattern, SlidingWindow, Strided, plan
@@ -28,7 +25,7 @@ MIX = Pattern.of(
 NAMES = {cls.__name__: cls for cls in (Pattern, BlockLayout, RowIntervals, *KINDS.values())}
 
 
-def test_what_layouts_take_is_bounded_in_bytes() -> None:
+def test_what_layouts_take_is_bounded_in_bytes():
     """Not in number: a thousand of them would be of many GiB."""
     branch = BlockSparse(np.tri(512, dtype=np.bool_), 1)
     plan.cache_clear()
@@ -48,7 +45,7 @@ DRAWN = {
 @pytest.mark.parametrize("kind", DRAWN)
 @settings(max_examples=40, deadline=None)
 @given(st.data(), st.booleans())
-def test_count_and_flops_are_the_definition(kind: str, data: st.DataObject, is_causal: bool) -> None:
+def test_count_and_flops_are_the_definition(kind, data, is_causal):
     (pattern, heads), seq = data.draw(DRAWN[kind])
     expected = brute_force(pattern, seq, heads, is_causal)
     flops = pattern.flops(seq, heads[0], 5, batch=3, kv_heads=heads[1], is_causal=is_causal)
@@ -61,7 +58,7 @@ def test_count_and_flops_are_the_definition(kind: str, data: st.DataObject, is_c
     np.testing.assert_array_equal(some.numpy(), expected[:, 1::2])
 
 
-def test_flops_of_a_long_sequence_need_no_matrix() -> None:
+def test_flops_of_a_long_sequence_need_no_matrix():
     assert Pattern.dense().flops(2**20, 8, 64) == 4 * 64 * 8 * 2**40
     seq, window = 2**40, 2**10
     assert Pattern.of(SlidingWindow(window)).flops(seq, 1, 1, is_causal=True) == 4 * (seq * window - window * (window - 1) // 2)
@@ -71,7 +68,7 @@ def test_flops_of_a_long_sequence_need_no_matrix() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(patterns_with_heads() | mixes_with_heads())
-def test_a_pattern_survives_every_way_of_writing_it_down(drawn: tuple[Pattern, Heads]) -> None:
+def test_a_pattern_survives_every_way_of_writing_it_down(drawn):
     pattern, _ = drawn
     assert Pattern.from_json(pattern.to_json()) == pattern
     assert eval(repr(pattern), NAMES) == pattern
@@ -85,7 +82,7 @@ def test_a_pattern_survives_every_way_of_writing_it_down(drawn: tuple[Pattern, H
     assert len(pattern.describe().splitlines()) == len(pattern.branches) + 1
 
 
-def test_both_ways_of_making_a_pattern_of_segments_give_the_same_value() -> None:
+def test_both_ways_of_making_a_pattern_of_segments_give_the_same_value():
     by_lists = Pattern([4, 8], [1, 2], heads=[(0, 2), None], offset="block")
     by_branches = Pattern.of(DilatedSegment(4, 1, heads=range(2)), DilatedSegment(8, 2), offset="block")
     assert by_branches == by_lists
@@ -95,7 +92,7 @@ def test_both_ways_of_making_a_pattern_of_segments_give_the_same_value() -> None
     assert dataclasses.replace(by_branches, overlap="once") == dataclasses.replace(by_lists, overlap="once")
 
 
-def test_a_pattern_of_segments_is_written_as_it_always_was() -> None:
+def test_a_pattern_of_segments_is_written_as_it_always_was():
     pattern = Pattern([4, 8], [1, 2], heads=[(0, 2), None], tail="zeros")
     assert pattern.to_json() == (
         '{"segment_lengths":[4,8],"dilation_rates":[1,2],"offset":"modulo","overlap":"count","heads":[[0,2],null],'
@@ -107,13 +104,13 @@ def test_a_pattern_of_segments_is_written_as_it_always_was() -> None:
     )
 
 
-def test_json_may_leave_out_what_is_as_by_default() -> None:
+def test_json_may_leave_out_what_is_as_by_default():
     text = '{"branches": [{"kind": "sliding_window", "window": 3}, {"kind": "global_tokens", "tokens": [2, 5]}]}'
     assert Pattern.from_json(text) == Pattern.of(SlidingWindow(3), GlobalTokens([2, 5]))
     assert set(json.loads(MIX.to_json())) == {"branches", "offset", "overlap", "head_shard", "tail"}
 
 
-def test_every_argument_tells_patterns_apart() -> None:
+def test_every_argument_tells_patterns_apart():
     branches = [
         *(SlidingWindow(4), SlidingWindow(5), SlidingWindow(4, 2), SlidingWindow(4, heads=(0, 1))),
         *(Strided(4), Strided(5), Strided(4, heads=(0, 1))),
@@ -137,7 +134,7 @@ def test_every_argument_tells_patterns_apart() -> None:
     assert [len(set(patterns)), *map(len, texts)] == [len(patterns)] * 3
 
 
-def test_equal_branches_written_differently() -> None:
+def test_equal_branches_written_differently():
     assert GlobalTokens([2, 0, 1]) == GlobalTokens(3) == GlobalTokens(np.arange(3)) == GlobalTokens(torch.tensor(3))
     assert GlobalTokens(torch.tensor([9, 4])).tokens == (4, 9)
     assert Intervals([[0, 3]] * 6, [[2, 4]] * 6) == Intervals([0] * 6, [4] * 6), "intervals that touch"
@@ -145,12 +142,12 @@ def test_equal_branches_written_differently() -> None:
     assert type(SlidingWindow(np.int64(4)).window) is int
 
 
-def test_global_tokens_beyond_the_end_are_left_out() -> None:
+def test_global_tokens_beyond_the_end_are_left_out():
     assert GlobalTokens(WHOLE_SEQUENCE).count(5) == 5
     assert torch.equal(Pattern.of(GlobalTokens(WHOLE_SEQUENCE)).count(4, 1), Pattern.dense().count(4, 1))
 
 
-def test_a_tail_is_that_of_the_segments_in_a_mix() -> None:
+def test_a_tail_is_that_of_the_segments_in_a_mix():
     alone = Pattern([4], [2], tail="zeros")
     mixed = Pattern.of(SlidingWindow(3), DilatedSegment(4, 2), Strided(2), tail="zeros")
     assert torch.equal(mixed.zero_keys(7, 2), alone.zero_keys(7, 2))
@@ -159,7 +156,7 @@ def test_a_tail_is_that_of_the_segments_in_a_mix() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(mixes_with_heads(), st.data())
-def test_a_part_of_the_heads_sees_what_it_sees_among_all(drawn: tuple[Pattern, Heads], data: st.DataObject) -> None:
+def test_a_part_of_the_heads_sees_what_it_sees_among_all(drawn, data):
     pattern, (heads, kv_heads) = drawn
     start = data.draw(st.integers(0, kv_heads - 1))
     stop, group = data.draw(st.integers(start + 1, kv_heads)), heads // kv_heads
@@ -171,7 +168,7 @@ def test_a_part_of_the_heads_sees_what_it_sees_among_all(drawn: tuple[Pattern, H
         assert torch.equal(part.count(11, (stop - start) * group, kv_heads=stop - start), expected)
 
 
-def test_a_layout_is_the_same_value_however_it_is_given() -> None:
+def test_a_layout_is_the_same_value_however_it_is_given():
     array = np.array(LAYOUT)
     same = [BlockSparse(x, 4) for x in (LAYOUT, array, array[None], torch.tensor(LAYOUT), array.copy(order="F"))]
     assert len({*same}) == len({hash(branch) for branch in same}) == 1
@@ -181,7 +178,7 @@ def test_a_layout_is_the_same_value_however_it_is_given() -> None:
         same[0].layout.array()[0, 0, 0] = False
 
 
-def test_bigbird_has_its_three_parts() -> None:
+def test_bigbird_has_its_three_parts():
     layout = BlockSparse.bigbird(20, 16, seed=3, heads=4).layout.array()
     apart = np.abs(np.arange(20)[:, None] - np.arange(20))
     assert layout[:, apart <= 1].all()
@@ -207,7 +204,7 @@ CUT = [
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("branch", CUT, ids=str)
-def test_neighborhoods_that_are_cut_off_see_zeros_beyond_the_edge(branch: Neighborhood, is_causal: bool) -> None:
+def test_neighborhoods_that_are_cut_off_see_zeros_beyond_the_edge(branch, is_causal):
     pattern = Pattern.of(branch, tail="zeros")
     zeros = pattern.zero_keys(branch.tokens, 2, is_causal=is_causal)
     expected = brute_force_edges(pattern, branch.tokens, (2, 2)) * (not is_causal)
@@ -215,7 +212,7 @@ def test_neighborhoods_that_are_cut_off_see_zeros_beyond_the_edge(branch: Neighb
     assert Pattern.from_json(pattern.to_json()) == pattern == eval(str(pattern), NAMES) == eval(repr(pattern), NAMES)
 
 
-def test_flops_of_a_large_grid_need_no_matrix() -> None:
+def test_flops_of_a_large_grid_need_no_matrix():
     pattern = Pattern.natten((2**14, 2**14), 7)
     assert pattern.flops(2**28, 1, 1) == 4 * 2**28 * 49
     assert pattern.flops(2**28, 1, 1, is_causal=True) == 4 * 2**28 * 25
@@ -223,7 +220,7 @@ def test_flops_of_a_large_grid_need_no_matrix() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 3), st.integers(1, 40), st.sampled_from([0.0, 0.1, 0.6, 1.0]), st.integers(0, 99), st.data())
-def test_runs_of_a_layout_are_what_it_shows(heads: int, blocks: int, share: float, seed: int, data: st.DataObject) -> None:
+def test_runs_of_a_layout_are_what_it_shows(heads, blocks, share, seed, data):
     array = np.random.default_rng(seed).random((heads, blocks, blocks)) < share
     layout, first = BlockLayout.of(array), data.draw(st.integers(0, heads - 1))
     used, low = data.draw(st.integers(1, blocks)), data.draw(st.integers(0, blocks - 1))
@@ -244,7 +241,7 @@ def _bigbird(i: int, j: int) -> bool:
     return abs(a - b) < 2 or a in (0, 9) or b in (0, 9)
 
 
-PRESETS: dict[str, tuple[Pattern, Callable[[int, int], bool]]] = {
+PRESETS = {
     "mistral": (Pattern.mistral(6), lambda i, j: i - j < 6),
     "streaming_llm": (Pattern.streaming_llm(6, sinks=3), lambda i, j: i - j < 6 or j < 3),
     "sparse_transformer": (Pattern.sparse_transformer(7), lambda i, j: i - j <= 7 or (i - j) % 7 == 0),
@@ -259,7 +256,7 @@ CASES = [(name, is_causal) for name in PRESETS for is_causal in (True, False) if
 
 
 @pytest.mark.parametrize(("name", "is_causal"), CASES)
-def test_a_preset_is_what_its_paper_says(name: str, is_causal: bool) -> None:
+def test_a_preset_is_what_its_paper_says(name, is_causal):
     pattern, sees = PRESETS[name]
     expected = [[int(sees(i, j) and (j <= i or not is_causal)) for j in range(SEQ)] for i in range(SEQ)]
     assert torch.equal(pattern.count(SEQ, 2, is_causal=is_causal), torch.tensor([expected] * 2, dtype=torch.int32))

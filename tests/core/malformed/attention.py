@@ -1,7 +1,5 @@
 """Malformed calls of `dilated_attention` and of the torch modules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import reduce
 from typing import Any
@@ -38,19 +36,19 @@ TUPLES: Any = reduce(lambda x, _: (x,), range(1000), ())
 OTHER = MultiheadDilatedAttention(32, 4, torch.nn.Identity())
 
 
-def layer(embed_dim: Any = 32, num_heads: Any = 4, attention: Any = INNER, **options: Any) -> Callable[[], Any]:
+def layer(embed_dim=32, num_heads=4, attention=INNER, **options) -> Callable[[], Any]:
     return lambda: MultiheadDilatedAttention(embed_dim, num_heads, attention, **options)
 
 
-def layer_on(*rows: Any, **options: Any) -> Callable[[], Any]:
+def layer_on(*rows, **options) -> Callable[[], Any]:
     return lambda: LAYER(*rows, **options)
 
 
-def masked(attn_mask: Any, **options: Any) -> Callable[[], Any]:
+def masked(attn_mask, **options) -> Callable[[], Any]:
     return lambda: LAYER(ROWS, attn_mask=attn_mask, **options)
 
 
-def inner(**options: Any) -> Callable[[], Any]:
+def inner(**options) -> Callable[[], Any]:
     return lambda: INNER(Q, Q, Q, **options)
 
 
@@ -163,15 +161,15 @@ MODULES = {
 FOUR = Pattern([4, 8], [1, 2], heads=[None, (3, 5)])
 
 
-def turned(x: Any = Q, positions: Any = None, **options: Any) -> Callable[[], Any]:
+def turned(x=Q, positions=None, **options) -> Callable[[], Any]:
     return made(rotary_embedding, x, positions, **options)
 
 
-def weighed(*, query: Any = Q, key: Any = Q, pattern: Any = P, **options: Any) -> Callable[[], Any]:
+def weighed(*, query=Q, key=Q, pattern=P, **options) -> Callable[[], Any]:
     return made(attention_mass, query, key, pattern, **options)
 
 
-def looked_at(rows: Any, key: Any = Q, pattern: Any = P, **options: Any) -> Callable[[], Any]:
+def looked_at(rows, key=Q, pattern=P, **options) -> Callable[[], Any]:
     return made(attention_rows, Q, key, pattern, rows, **options)
 
 

@@ -1,6 +1,4 @@
-"""A call that means nothing: what is called, which error it raises, and what the message must hold."""
-
-from __future__ import annotations
+"""A malformed call, its error, and parts of the message."""
 
 import contextlib
 import io
@@ -24,7 +22,7 @@ MASK = torch.zeros(2, 6, dtype=torch.bool)
 class Case:
     """`call()` must raise `error` with every one of `fragments` in its text."""
 
-    def __init__(self, call: Callable[[], Any], error: type[Exception] | tuple[type[Exception], ...], *fragments: str) -> None:
+    def __init__(self, call: Callable[[], Any], error: type[Exception] | tuple[type[Exception], ...], *fragments: str):
         self.call, self.error, self.fragments = call, error, fragments
 
 
@@ -32,11 +30,11 @@ class CommandError(Exception):
     """What a command wrote to stderr before it ended with exit code 2."""
 
 
-def made(kind: Callable[..., Any], *args: Any, **options: Any) -> Callable[[], Any]:
+def made(kind: Callable[..., Any], *args, **options) -> Callable[[], Any]:
     return lambda: kind(*args, **options)
 
 
-def attend(query: Any = Q, key: Any = Q, value: Any = Q, pattern: Any = P, **options: Any) -> Callable[[], Any]:
+def attend(query=Q, key=Q, value=Q, pattern=P, **options) -> Callable[[], Any]:
     return lambda: dilkit.dilated_attention(query, key, value, pattern, **options)
 
 
@@ -50,8 +48,8 @@ def under(call: Callable[[], Any], **environment: str) -> Callable[[], Any]:
     return run
 
 
-def command(line: str) -> None:
-    """Run a command that must end with exit code 2 and one line on stderr, which is raised."""
+def command(line: str):
+    """Raise the one line that a command writes to stderr with exit code 2."""
     with contextlib.redirect_stderr(io.StringIO()) as stderr, contextlib.redirect_stdout(io.StringIO()):
         code = main(shlex.split(line))
     said = stderr.getvalue()
@@ -60,5 +58,4 @@ def command(line: str) -> None:
 
 
 def refused(line: str, *fragments: str, **environment: str) -> Case:
-    """`refused("info --seq 0", "--seq", "'0'")`: a command line, and what its one line on stderr must hold."""
     return Case(under(made(command, line), **environment), CommandError, f"dilkit {line.split()[0]}: ", *fragments)

@@ -1,7 +1,5 @@
 """Malformed command lines and environment variables."""
 
-from __future__ import annotations
-
 import shlex
 
 from core.malformed.case import Case, CommandError, attend, command, made, refused, under
@@ -31,10 +29,10 @@ COMMANDS = {
     "a pattern of nothing": refused("info --pattern '{\"branches\":[]}'", "--pattern", "branches is empty"),
     "a ring for a window": refused("plan --seq 64 --pattern 'SlidingWindow(4)' --schedule ring", "schedule='ring'", "'auto'"),
     "a benchmark of half a grid": refused("bench --seq 64 --pattern 'Neighborhood(128, 3)'", "seq=64", "128 tokens"),
-    "what is kept of a neighborhood": refused("draw --kept --seq 8 --pattern 'Neighborhood(8, 3)'", "Neighborhood", "grows"),
+    "what is kept of a neighborhood": refused("draw --kept --seq 8 --pattern 'Neighborhood(8, 3)'", "Neighborhood", "growing"),
     "a pattern of nothing known": refused("bench --pattern 'Nothing(4)'", "'Nothing'", "longformer", "SlidingWindow"),
     "rates without segments": refused("plan --rates 1,2", "--rates", "without --segments"),
-    "ranks without tokens": refused("plan --seq 2 --world-size 3", "--world-size", "3 ranks", "--seq 2"),
+    "ranks without tokens": refused("plan --seq 2 --ranks 3", "--ranks", "3 ranks", "--seq 2"),
     "bandwidth": refused("plan --bandwidth 5apples", "--bandwidth", "'5apples'", "50GB/s"),
     "bandwidth in small letters": refused("plan --bandwidth 50mb/s", "--bandwidth", "'50mb/s'", "50GB/s"),
     "shape of 4 sides": refused("order --shape 2x2x2x2", "--shape", "4 sides", "1, 2 or 3"),

@@ -1,7 +1,5 @@
 """Malformed forms, and malformed `sees`, of kinds that are not dilkit's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -26,10 +24,10 @@ class Shown(dilkit.Branch):
     name: str
     heads: tuple[int, int] | None = None
 
-    def sees(self, rows: torch.Tensor, keys: torch.Tensor, heads: Any) -> torch.Tensor:
+    def sees(self, rows: torch.Tensor, keys: torch.Tensor, heads) -> torch.Tensor:
         return (rows[:, None] == keys)[None]
 
-    def forms(self, heads: Any, seq: int) -> Iterable[Form]:
+    def forms(self, heads, seq: int) -> Iterable[Form]:
         return MALFORMED[self.name][0]()
 
 
@@ -41,32 +39,32 @@ class Looked(dilkit.Branch):
     name: str
     heads: tuple[int, int] | None = None
 
-    def sees(self, rows: torch.Tensor, keys: torch.Tensor, heads: Any) -> Any:
+    def sees(self, rows: torch.Tensor, keys: torch.Tensor, heads):
         return SEEN[self.name][0](len(rows), len(keys))
 
 
-def form(cls: type[Form], *fragments: str, **fields: Any) -> tuple[Callable[[], Any], tuple[str, ...]]:
+def form(cls: type[Form], *fragments: str, **fields) -> tuple[Callable[[], Any], tuple[str, ...]]:
     name = f"Shown.forms: {cls.__name__}."
     return lambda: [cls(**{"heads": EVERY, **fields})], (name + fragments[0], *fragments[1:], "mend forms, or leave it out: sees")
 
 
-def array(*numbers: Any) -> Any:
+def array(*numbers):
     return np.array(numbers, np.int64)
 
 
-def table(stop: Any, runs: Any, *columns: Any) -> RunTable:
+def table(stop, runs, *columns) -> RunTable:
     return RunTable(array(*stop), array(*runs), array(*columns).reshape(-1, 2))
 
 
-def runs(*fragments: str, **fields: Any) -> tuple[Callable[[], Any], tuple[str, ...]]:
+def runs(*fragments: str, **fields) -> tuple[Callable[[], Any], tuple[str, ...]]:
     return form(Runs, *fragments, **{"queries": WHOLE, "keys": WHOLE, **fields})
 
 
-def segments(*fragments: str, **fields: Any) -> tuple[Callable[[], Any], tuple[str, ...]]:
+def segments(*fragments: str, **fields) -> tuple[Callable[[], Any], tuple[str, ...]]:
     return form(Segments, *fragments, **{"length": 4, "rate": 2, "offsets": (0, 1, 0, 1), **fields})
 
 
-def grid(*fragments: str, cls: type[Grid] = Grid, **fields: Any) -> tuple[Callable[[], Any], tuple[str, ...]]:
+def grid(*fragments: str, cls: type[Grid] = Grid, **fields) -> tuple[Callable[[], Any], tuple[str, ...]]:
     return form(cls, *fragments, **{"shape": (2, 3), "kernel": (1, 3), "dilation": (1, 1), **fields})
 
 

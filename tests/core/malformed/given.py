@@ -1,6 +1,4 @@
-"""What calls give for a branch of their pattern, malformed, and the calls that cannot take it."""
-
-from __future__ import annotations
+"""Malformed blocks, intervals and calls that cannot take them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,11 +28,11 @@ BY_ROW, WHOLE = Pattern.of(Intervals(None, most=2)), torch.tensor([[0, 6], [0, 0
 PAIR, STEP, SIX = Q[:, :, :2], (Q[:, :1], Q.clone(), Q.clone()), torch.full((2,), 6, dtype=torch.int32)
 
 
-def laid(layout: Any, pattern: Pattern = GIVEN, **options: Any) -> Callable[[], Any]:
+def laid(layout, pattern: Pattern = GIVEN, **options) -> Callable[[], Any]:
     return attend(key=PAIR, value=PAIR, pattern=pattern, block_layout=layout, **options)
 
 
-def by_row(intervals: Any, pattern: Pattern = BY_ROW, **options: Any) -> Callable[[], Any]:
+def by_row(intervals, pattern: Pattern = BY_ROW, **options) -> Callable[[], Any]:
     return attend(key=PAIR, value=PAIR, pattern=pattern, intervals=intervals, **options)
 
 
@@ -43,7 +41,7 @@ def ends(*numbers: int) -> Callable[[], Any]:
     return by_row(torch.tensor([[0] * 4] * 5 + [[*numbers]]).int().view(1, 1, 6, 2, 2))
 
 
-def mapped(pattern: Pattern, **given: Any) -> Callable[[], Any]:
+def mapped(pattern: Pattern, **given) -> Callable[[], Any]:
     return lambda: torch.vmap(lambda q: dilated_attention(q, PAIR, PAIR, pattern, **given))(Q[None])
 
 

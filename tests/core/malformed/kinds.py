@@ -1,6 +1,4 @@
-"""Malformed branches of every kind, and what patterns with other branches than dilated segments are refused for."""
-
-from __future__ import annotations
+"""Malformed branches of every kind."""
 
 import json
 from collections.abc import Callable
@@ -30,20 +28,20 @@ BY_RANKS, NO_LISTS = (PatternError, PlanMismatch), (PatternError, AttributeError
 NO_GRID = "branch kind neighborhood", "shown as grid", "reference"
 
 
-def of(*branches: Any, **options: Any) -> Callable[[], Any]:
+def of(*branches, **options) -> Callable[[], Any]:
     return made(Pattern.of, *branches, **options)
 
 
-def called(*branches: Any, **options: Any) -> Callable[[], Any]:
+def called(*branches, **options) -> Callable[[], Any]:
     return attend(pattern=Pattern.of(*branches), **options)
 
 
-def over_ranks(*branches: Any, **options: Any) -> Callable[[], Any]:
+def over_ranks(*branches, **options) -> Callable[[], Any]:
     pattern = Pattern.of(*branches)
     return lambda: run_threads(2, lambda comm: ring_dilated_attention(Q, Q, Q, pattern, comm, **options))
 
 
-def planned(pattern: Pattern, seq: int, **options: Any) -> Callable[[], Any]:
+def planned(pattern: Pattern, seq: int, **options) -> Callable[[], Any]:
     return made(exchange_plan, pattern, (0, seq // 2, seq), 2, **options)
 
 
@@ -51,17 +49,17 @@ def read(text: str) -> Callable[[], Any]:
     return made(Pattern.from_json, text)
 
 
-def written(kind: str, **fields: Any) -> Callable[[], Any]:
+def written(kind: str, **fields) -> Callable[[], Any]:
     return read(json.dumps({"branches": [{"kind": kind, **fields}]}))
 
 
-def of_layout(**fields: Any) -> Callable[[], Any]:
+def of_layout(**fields) -> Callable[[], Any]:
     return written("block_sparse", **dict(layout="gA==", layout_heads=1, blocks=1, block_size=4) | fields)
 
 
 KINDS = {
-    "dilateformer": Case(made(Pattern.dilateformer, (8, 8), heads=4), PatternError, "no equal groups", "dilations=(1, 2, 3)"),
-    "an odd window of longformer": Case(made(Pattern.longformer, 7, 1), PatternError, "window=7 is not even"),
+    "dilateformer": Case(made(Pattern.dilateformer, (8, 8), heads=4), PatternError, "into equal groups", "dilations=(1, 2, 3)"),
+    "an odd window of longformer": Case(made(Pattern.longformer, 7, 1), PatternError, "window=7 is odd"),
     "a window of nothing": Case(made(SlidingWindow, 0), PatternError, "window=0", "from 1"),
     "a window beyond 64 bits": Case(made(SlidingWindow, 2**63), PatternError, "window=", "2**63 - 1"),
     "a window below its rate": Case(made(SlidingWindow, 4, 5), PatternError, "dilation_rate=5", "window=4", "at most"),
@@ -80,7 +78,7 @@ KINDS = {
     "a layout of numbers": Case(made(BlockSparse, [[1, 0], [0, 1]], 4), TypeError, "layout", "int64", "bools", "astype"),
     "a layout that is no square": Case(made(BlockSparse, [[True, False]], 4), PatternError, "shape (1, 1, 2)", "blocks"),
     "a layout of nothing": Case(made(BlockSparse, np.ones((0, 0), bool), 4), PatternError, "shape (1, 0, 0)", "one block"),
-    "a ragged layout": Case(made(BlockSparse, [[True], [True, False]], 4), PatternError, "layout", "equally long"),
+    "a ragged layout": Case(made(BlockSparse, [[True], [True, False]], 4), PatternError, "layout", "need one length"),
     "blocks of no tokens": Case(made(BlockSparse, [[True]], 0), PatternError, "block_size=0", "from 1"),
     "blocks of a fraction": Case(made(BlockSparse, [[True]], 4.0), TypeError, "block_size=4.0", "integer"),
     "a layout of too many heads": Case(made(HEADS_3.count, 8, 2), PatternError, "3 heads", "2 query heads", "as many or 1"),

@@ -1,7 +1,5 @@
 """Malformed token orders, points and reports on them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -19,38 +17,38 @@ CELLS = np.zeros((3, 2), int)
 PLANE, SPACE, LINE = np.zeros((4, 2), int), np.zeros((4, 3), int), np.zeros(4, int)
 
 
-def grid(*args: Any, **options: Any) -> Callable[[], Any]:
+def grid(*args, **options) -> Callable[[], Any]:
     return made(order, *args, **options)
 
 
-def given(perm: Any, **options: Any) -> Callable[[], Any]:
+def given(perm, **options) -> Callable[[], Any]:
     return made(TokenOrder.from_permutation, perm, **options)
 
 
-def valued(shape: Any, perm: Any, **options: Any) -> Callable[[], Any]:
+def valued(shape, perm, **options) -> Callable[[], Any]:
     return made(TokenOrder, shape, "given", np.array(perm), **options)
 
 
 GRIDS = [order((2, 3), c) for c in ("hilbert", "snake", "morton")] + [order((2, 3), "tile", tile=(1, 2))]
 
 
-def along(orders: Any, **options: Any) -> Callable[[], Any]:
+def along(orders, **options) -> Callable[[], Any]:
     return made(ordered_dilated_attention, Q, Q, Q, P, orders, **options)
 
 
-def points(coords: Any = CELLS, **options: Any) -> Callable[[], Any]:
+def points(coords=CELLS, **options) -> Callable[[], Any]:
     return made(sort_points, coords, **options)
 
 
-def report(*args: Any, **options: Any) -> Callable[[], Any]:
+def report(*args, **options) -> Callable[[], Any]:
     return made(locality_report, *args, **options)
 
 
-def empty(cells: int) -> Any:
+def empty(cells: int):
     return np.empty(cells, np.int32)
 
 
-def perm(*places: int) -> Any:
+def perm(*places: int):
     return np.array(places, np.int32)
 
 

@@ -1,6 +1,4 @@
-"""Malformed patterns, problems, devices, limits and backends, and choices of backends that cannot be made."""
-
-from __future__ import annotations
+"""Malformed patterns, problems, devices, limits and choices of backends."""
 
 import json
 from collections.abc import Callable
@@ -27,19 +25,19 @@ from dilkit import (
 from dilkit.backends.reference import Reference
 
 
-def pattern(*args: Any, **options: Any) -> Callable[[], Any]:
+def pattern(*args, **options) -> Callable[[], Any]:
     return lambda: Pattern(*args, **options)
 
 
-def problem(**options: Any) -> Callable[[], Any]:
+def problem(**options) -> Callable[[], Any]:
     return lambda: Problem(**{"pattern": P, "seq": 6, "heads": 4, "head_dim": 8, **options})
 
 
-def enter(*names: Any) -> Callable[[], Any]:
+def enter(*names) -> Callable[[], Any]:
     return lambda: dilkit.use_backend(*names).__enter__()
 
 
-def read(**fields: Any) -> Callable[[], Any]:
+def read(**fields) -> Callable[[], Any]:
     return made(Pattern.from_json, json.dumps(fields))
 
 
@@ -105,7 +103,7 @@ FACTS = {
     "device is a text": Case(problem(device="cuda"), TypeError, "device='cuda'", "str", "Device.assume"),
     "flag is a number": Case(problem(requires_grad=1), TypeError, "requires_grad=1", "True or False"),
     "scale is NaN": Case(problem(scale=float("nan")), ValueError, "scale=nan", "finite"),
-    "no capability": Case(lambda: Device.assume("gtx1080"), ValueError, "'gtx1080'", "sm_61"),
+    "no capability": Case(lambda: Device.assume("gtx9999"), ValueError, "'gtx9999'", "sm_61"),
     "too old a GPU": Case(lambda: Device.assume("sm_30"), ValueError, "3.0", "5.2", "oldest"),
     "capability is a number": Case(lambda: Device.assume(6.1), TypeError, "6.1", "float", "sm_61"),
     "explain of a pattern": Case(lambda: dilkit.explain(P), TypeError, "problem=", "Pattern", "dilkit.Problem"),
@@ -119,11 +117,11 @@ FACTS = {
 }
 
 
-def limits(**options: Any) -> Callable[[], Any]:
+def limits(**options) -> Callable[[], Any]:
     return lambda: Limits(**options)
 
 
-def registered(**attributes: Any) -> Callable[[], Any]:
+def registered(**attributes) -> Callable[[], Any]:
     facts = {"name": "odd", "forward": lambda *args: None, **attributes}
     return lambda: register_backend(type("Odd", (Backend,), facts)())
 

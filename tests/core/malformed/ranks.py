@@ -1,7 +1,5 @@
 """Malformed calls over ranks: cuts, plans, shards, collective operations, faults. `tests/comm/test_misuse.py` has attention's."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -34,42 +32,40 @@ CUTS, GROW = [(), (0,), (0, 0), (1, 4), (0, 5, 3), (0, 4, 4, 8), (0, 0, 2, 2, 3)
 STARTS = [(0, 5), (1, 20), (0, 30, 20), ()]
 
 
-def on_rank(name: str, *args: Any, **options: Any) -> Callable[[], Any]:
+def on_rank(name: str, *args, **options) -> Callable[[], Any]:
     call = getattr(comm, name)
     return lambda: run_threads(1, lambda one: call(args[0], one, *args[1:], **options), timeout=5)
 
 
-def plan(*args: Any, **options: Any) -> Callable[[], Any]:
+def plan(*args, **options) -> Callable[[], Any]:
     return made(ExchangePlan, *args, **options)
 
 
-def routed(pattern: Any = P, **options: Any) -> Callable[[], Any]:
+def routed(pattern=P, **options) -> Callable[[], Any]:
     return made(exchange_plan, pattern, (0, 4, 8), 4, **options)
 
 
-def packed(**options: Any) -> Callable[[], Any]:
+def packed(**options) -> Callable[[], Any]:
     return made(PackedPlan, **dict(pattern=P, cuts=(0, 10, 20), starts=(0, 10, 20), heads=4, kv_heads=2) | options)
 
 
-def shared(lengths: Any = (5, 5), ranks: Any = 2, pattern: Any = P, **heads: Any) -> Callable[[], Any]:
+def shared(lengths=(5, 5), ranks=2, pattern=P, **heads) -> Callable[[], Any]:
     return made(share_sequences if heads else packed_cuts, lengths, ranks, pattern, **heads)
 
 
-def asked(method: str, *args: Any, **options: Any) -> Callable[[], Any]:
+def asked(method: str, *args, **options) -> Callable[[], Any]:
     return lambda: getattr(ExchangePlan(P, (0, 4, 8), 4, 4), method)(*args, **options)
 
 
-def threads(*args: Any, **options: Any) -> Callable[[], Any]:
+def threads(*args, **options) -> Callable[[], Any]:
     return made(run_threads, *args, **options)
 
 
-def module(**options: Any) -> Callable[[], Any]:
+def module(**options) -> Callable[[], Any]:
     return threads(1, lambda one: RingDilatedAttention(P, one, **options))
 
 
-def load(name: Any, dtype: Any = None, **options: Any) -> Callable[[], Any]:
-    """`load_shard` of a file in a folder with two; of `name` itself if it is no text."""
-
+def load(name, dtype=None, **options) -> Callable[[], Any]:
     def run():
         with tempfile.TemporaryDirectory() as folder:
             np.save(Path(folder, "tokens.npy"), np.arange(6))
@@ -98,6 +94,7 @@ PLANS = {
     "positions of no rank": Case(asked("positions", 2), ValueError, "rank=2", "0 to 1"),
     "rows of no width": Case(lambda: Rows(0, "float32"), ValueError, "head_dim=0", "at least 1"),
     "rows of no batch": Case(lambda: Rows(8, "float32", 0), ValueError, "batch=0", "at least 1"),
+    "rows of other roles": Case(made(Rows, 8, "float32", gradients="qx"), ValueError, "gradients='qx'"),
     "rows of a mask": Case(lambda: Rows(8, "float32", 1, "yes"), TypeError, "key_padding_mask='yes'", "True or False"),
     **{f"cuts {cuts}": Case(made(exchange_plan, P, cuts, 1), ValueError, "cuts=", GROW) for cuts in CUTS},
     "partial results apart": Case(
@@ -111,7 +108,7 @@ PLANS = {
     "packed, cuts that decrease": Case(packed(cuts=(0, 30, 20)), ValueError, "cuts=(0, 30, 20)", GROW),
     "packed, kv heads": Case(packed(kv_heads=3), ValueError, "kv_heads=3 must divide heads=4"),
     "packed, a schedule": Case(packed(schedule="fastest"), ValueError, "schedule='fastest' is not known"),
-    "packed, once": Case(packed(schedule="ring", pattern=ONCE), ValueError, "schedule='ring' sums up what each branch finds"),
+    "packed, once": Case(packed(schedule="ring", pattern=ONCE), ValueError, "schedule='ring' sums the results of branches"),
     "packed, sequences of no rank": Case(lambda: packed()().whole(2), ValueError, "rank=2 is no rank of this plan"),
     "bandwidth of 0": Case(made(Topology, 0.0), ValueError, "bandwidth=0.0 must be above 0"),
     "hosts of nothing": Case(made(Topology, 1.0, ranks_per_host=0), ValueError, "ranks_per_host"),
@@ -165,6 +162,10 @@ RANKS = {
     "module without ranks": Case(lambda: RingDilatedAttention(P, None), TypeError, "comm=None", "dilkit.comm.Comm"),
     "module of a schedule": Case(module(schedule="fast"), ValueError, "schedule='fast'", "'ring'"),
     "module of a number": Case(module(backend=3), TypeError, "backend=3", "int", "name"),
+    "module of what to keep": Case(module(keep="all"), ValueError, "keep='all' is not known"),
+    "module of a fusion": Case(module(fuse_branches=1), TypeError, "fuse_branches=1 is a int"),
+    "module of a scale": Case(module(scale="1"), TypeError, "scale='1' is a str"),
+    "module of two orders": Case(module(order=order((2, 3)), orders=[order((2, 3))]), ValueError, "both given"),
 }
 
 FAULTS = {

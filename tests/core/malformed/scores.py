@@ -1,7 +1,5 @@
 """Malformed biases and softcaps, at the values, at the calls and at the torch operators."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -23,15 +21,15 @@ NESTED = torch.nested.nested_tensor([torch.zeros(3, 2), torch.zeros(6, 2)], layo
 LSE = torch.zeros(2, 4, 6)
 
 
-def bucketed(buckets: Any) -> Callable[[], Any]:
+def bucketed(buckets) -> Callable[[], Any]:
     return made(RelativeTable, TABLE, torch.tensor(buckets))
 
 
-def placed(*args: Any, **options: Any) -> Callable[[], Any]:
+def placed(*args, **options) -> Callable[[], Any]:
     return lambda: attend(bias=CoordinateAlibi(SLOPES, *args, **options))()
 
 
-def cached(bias: Any = None, softcap: Any = None) -> Callable[[], Any]:
+def cached(bias=None, softcap=None) -> Callable[[], Any]:
     lengths = torch.full((2,), 6, dtype=torch.int32)
     return lambda: dilkit.dilated_attention_with_kvcache(
         Q[:, :1], Q.clone(), Q.clone(), P, cache_seqlens=lengths, bias=bias, softcap=softcap
@@ -44,17 +42,17 @@ def gone(*shape: int) -> torch.Tensor:
     return x
 
 
-def at_operator(form: BiasForm | None, *tensors: Any, softcap: float = 0.0) -> Callable[[], Any]:
+def at_operator(form: BiasForm | None, *tensors, softcap: float = 0.0) -> Callable[[], Any]:
     call = encode_call(P, False, True, "reference", 0.0, softcap, form)
     return lambda: forward_op(Q, Q, Q, None, 1.0, call, None, None, None, None, *tensors)
 
 
-def at_backward(form: BiasForm | None, *tensors: Any) -> Callable[[], Any]:
+def at_backward(form: BiasForm | None, *tensors) -> Callable[[], Any]:
     call = encode_call(P, False, True, "reference", 0.0, 0.0, form)
     return lambda: backward_op(Q, Q, Q, Q, Q, LSE, None, 1.0, call, None, None, None, None, *tensors)
 
 
-def at_last_rows(form: BiasForm | None, *tensors: Any) -> Callable[[], Any]:
+def at_last_rows(form: BiasForm | None, *tensors) -> Callable[[], Any]:
     call, lengths = encode_call(P, True, False, "reference", 0.0, 0.0, form), torch.full((2,), 6, dtype=torch.int32)
     return lambda: last_rows_op(Q[:, :1], Q.clone(), Q.clone(), None, None, lengths, 1.0, call, None, *tensors)
 

@@ -1,6 +1,4 @@
-"""Tables of calls that mean nothing. Every one raises the error it should, naming the argument and the limit."""
-
-from __future__ import annotations
+"""Tables of malformed calls: each raises the error that names the argument and the limit."""
 
 import pytest
 import torch
@@ -43,7 +41,7 @@ TABLES = dict(
 
 
 @pytest.mark.parametrize("part", TABLES)
-def test_malformed(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malformed(part, monkeypatch):
     for variable in VARIABLES:
         if variable is not TUNED:
             monkeypatch.delenv(variable.name, raising=False)

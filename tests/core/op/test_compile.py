@@ -1,10 +1,7 @@
 """`dilated_attention` under torch.compile and torch.export, and torch's own checks of an operator."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -29,7 +26,7 @@ def log() -> Iterator[list[tuple[str, str, int]]]:
 @pytest.mark.parametrize(
     ("dtype", "masked"), [(torch.float32, True), pytest.param(torch.bfloat16, False, marks=pytest.mark.slow)]
 )
-def test_opcheck(dtype: torch.dtype, masked: bool) -> None:
+def test_opcheck(dtype, masked):
     inputs = tensors(kv_heads=2, dtype=dtype, requires_grad=True)
     mask = torch.rand(2, 20) < 0.3 if masked else None
     call = encode_call(PATTERN, True, True, "reference")
@@ -53,7 +50,7 @@ def call_of_everything(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) 
         pytest.param("inductor", True, marks=[NEEDS_COMPILER, pytest.mark.slow]),
     ],
 )
-def test_compiled_equals_eager(compiler: str, dynamic: bool) -> None:
+def test_compiled_equals_eager(compiler, dynamic):
     compiled = torch.compile(call_of_everything, fullgraph=True, dynamic=dynamic, backend=compiler)
     for batch, seq in ((2, 20), (3, 33)) if dynamic else ((2, 20),):
         inputs, mask = tensors(batch, seq, kv_heads=2, requires_grad=True), torch.rand(batch, seq) < 0.3
@@ -64,7 +61,7 @@ def test_compiled_equals_eager(compiler: str, dynamic: bool) -> None:
         torch.testing.assert_close(*results)
 
 
-def test_a_pattern_never_used_before_can_be_traced() -> None:
+def test_a_pattern_never_used_before_can_be_traced():
     """dynamo traces no locks and no JSON: facts of a pattern must exist before."""
     pattern = Pattern([4, 12], [2, 3], heads=[(0, 2), None])
     inputs = tensors()
@@ -72,14 +69,14 @@ def test_a_pattern_never_used_before_can_be_traced() -> None:
     torch.testing.assert_close(compiled(*inputs), dilated_attention(*inputs, pattern, backend="reference"))
 
 
-def test_scale_may_change_from_call_to_call() -> None:
+def test_scale_may_change_from_call_to_call():
     inputs = tensors()
     compiled = torch.compile(lambda s, *x: attend(*x, scale=s), fullgraph=True, backend="aot_eager")
     for scale in (0.1, 3, -1.5):
         torch.testing.assert_close(compiled(scale, *inputs), attend(*inputs, scale=scale))
 
 
-def test_the_choice_of_backend_is_made_when_compiled_code_runs(log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_choice_of_backend_is_made_when_compiled_code_runs(log, monkeypatch):
     def step(compiled):
         log.clear()
         compiled(*tensors(requires_grad=True)).sum().backward()
@@ -95,7 +92,7 @@ def test_the_choice_of_backend_is_made_when_compiled_code_runs(log: Any, monkeyp
     assert step(by_argument) == [("first", "forward"), ("first", "backward")]
 
 
-def test_an_error_of_the_choice_comes_through_compiled_code() -> None:
+def test_an_error_of_the_choice_comes_through_compiled_code():
     compiled = torch.compile(lambda *x: attend(*x, backend="nobody"), fullgraph=True, backend="aot_eager")
     with pytest.raises(ValueError, match=r"'nobody' is not a known backend; known: .*reference"):
         compiled(*tensors())
@@ -106,7 +103,7 @@ class Attention(torch.nn.Module):
         return attend(query, key, value, is_causal=True)
 
 
-def test_exported_programs_can_be_stored_and_take_other_lengths() -> None:
+def test_exported_programs_can_be_stored_and_take_other_lengths():
     sizes = {0: torch.export.Dim("batch", min=1), 1: torch.export.Dim("seq", min=1)}
     program = torch.export.export(Attention(), tensors(), dynamic_shapes=(sizes,) * 3)
     stored = io.BytesIO()

@@ -1,6 +1,4 @@
-"""Dropout: which weights are dropped, that all ways to compute drop the same ones, gradients, every way to call, and refusals."""
-
-from __future__ import annotations
+"""Dropout."""
 
 import math
 from collections.abc import Callable
@@ -52,11 +50,11 @@ def seeded(attend: Callable[..., Any], seed: int = 3) -> Callable[..., Any]:
     return call
 
 
-def drawn(p: float, seed: int = 3, **where: Any) -> Dropout:
+def drawn(p: float, seed: int = 3, **where) -> Dropout:
     return Dropout(p, int(draw_seed(torch.Generator().manual_seed(seed))), **where)
 
 
-def mask_of(seq: int, heads: int, p: float, dtype: torch.dtype = torch.float32, **options: Any) -> Tensor:
+def mask_of(seq: int, heads: int, p: float, dtype: torch.dtype = torch.float32, **options) -> Tensor:
     """Return a dense call's kept weights, `(batch, heads, seq, seq)`, read from results of unit vectors."""
     zeros = torch.zeros(2, seq, heads, seq, dtype=dtype)
     value = torch.eye(seq, dtype=dtype)[:, None].expand(2, seq, heads, seq).contiguous()
@@ -76,7 +74,7 @@ def mask_of(seq: int, heads: int, p: float, dtype: torch.dtype = torch.float32, 
         ),
     ],
 )
-def test_known_answers_of_philox(counter: list[int], key: list[int], words: str) -> None:
+def test_known_answers_of_philox(counter, key, words):
     found = philox(tuple(torch.tensor([x]) for x in counter), key[0] | key[1] << 32)
     assert " ".join(f"{int(x):08x}" for x in found) == words
 
@@ -97,7 +95,7 @@ def plainly_kept(seed: int, p: float, batch: int, head: int, i: int, j: int) -> 
     st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**16 - 4), *[st.integers(0, 2**40 - 99)] * 2), min_size=1),
     st.integers(1, 5),
 )
-def test_places_of_any_size(seed: int, p: float, places: list[tuple[int, int, int, int]], step: int) -> None:
+def test_places_of_any_size(seed, p, places, step):
     lines = torch.tensor([(*place, step) for place in places])
     kept = Dropout(p, seed, places=lines).kept(2, torch.arange(2), torch.arange(5), len(places))
     for at, (batch, head, i, j) in enumerate(places):
@@ -107,7 +105,7 @@ def test_places_of_any_size(seed: int, p: float, places: list[tuple[int, int, in
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("backend", ABLE)
-def test_every_backend_and_dtype_drops_the_same(backend: str, dtype: torch.dtype) -> None:
+def test_every_backend_and_dtype_drops_the_same(backend, dtype):
     rows = torch.arange(75)
     want = drawn(0.3).kept(3, rows, rows, 2)
     assert torch.equal(mask_of(75, 3, 0.3, dtype, backend=backend), want)
@@ -115,7 +113,7 @@ def test_every_backend_and_dtype_drops_the_same(backend: str, dtype: torch.dtype
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("isa", _native.instruction_sets())
-def test_every_instruction_set_and_number_of_threads_drops_the_same(isa: str, dtype: torch.dtype, monkeypatch: Any) -> None:
+def test_every_instruction_set_and_number_of_threads_drops_the_same(isa, dtype, monkeypatch):
     monkeypatch.setenv("DILKIT_CPU_ISA", isa)
     rows = torch.arange(203)
     want = drawn(0.3).kept(2, rows, rows, 2)
@@ -125,7 +123,7 @@ def test_every_instruction_set_and_number_of_threads_drops_the_same(isa: str, dt
 
 
 @pytest.mark.parametrize("backend", on("cpu"))
-def test_none_dropped_is_the_call_without_dropout_to_the_bit(backend: str) -> None:
+def test_none_dropped_is_the_call_without_dropout_to_the_bit(backend):
     inputs, before = tensors(dtype=torch.float32), torch.get_rng_state()
     found, want = (
         differentiated(lambda q, k, v, o=o: dilated_attention(q, k, v, PATTERN, backend=backend, return_lse=True, **o), inputs)
@@ -136,7 +134,7 @@ def test_none_dropped_is_the_call_without_dropout_to_the_bit(backend: str) -> No
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_orders_drop_by_places_along_them(masked: bool) -> None:
+def test_orders_drop_by_places_along_them(masked):
     pattern, orders = Pattern([12, 48], [1, 3]), [order((6, 8)), order((6, 8), "snake")]
     q, k, v = (x.detach() for x in tensors(48))
     options = dict(key_padding_mask=torch.zeros(2, 48, dtype=torch.bool)) if masked else {}
@@ -148,7 +146,7 @@ def test_orders_drop_by_places_along_them(masked: bool) -> None:
 
 
 @pytest.mark.parametrize("backend", ABLE)
-def test_packed_sequences_are_numbered(backend: str) -> None:
+def test_packed_sequences_are_numbered(backend):
     """Equal lengths are a batch; others are numbered as its elements. To the bit on `native`."""
     options = dict(is_causal=True, dropout_p=0.4, backend=backend, return_lse=True)
     qkv = [x.detach() for x in tensors(20, dtype=torch.float32)]
@@ -164,7 +162,7 @@ def test_packed_sequences_are_numbered(backend: str) -> None:
     assert torch.equal(lse[:, 3:], alone[1][0])
 
 
-def test_activation_checkpointing_drops_the_same_again() -> None:
+def test_activation_checkpointing_drops_the_same_again():
     def layer(q, k, v):
         return dilated_attention(q.sin(), k, v, PATTERN, dropout_p=0.5)
 
@@ -175,14 +173,14 @@ def test_activation_checkpointing_drops_the_same_again() -> None:
 
 
 @pytest.mark.parametrize("randomness", ["error", "same", "different"])
-def test_vmap_is_refused(randomness: str) -> None:
+def test_vmap_is_refused(randomness):
     inputs = [torch.stack([x.detach()] * 2) for x in tensors()]
     with pytest.raises(RuntimeError, match=r"random|dropout_p > 0"):
         torch.vmap(lambda *x: dilated_attention(*x, PATTERN, dropout_p=0.5), randomness=randomness)(*inputs)
 
 
 @TORCH_WARNS
-def test_opcheck() -> None:
+def test_opcheck():
     inputs, call, seed = tensors(20), encode_call(PATTERN, True, True, "reference", 0.3), torch.tensor(5)
     for places in (None, torch.tensor([[3, 0, 7, 9, 2], [4, 1, 0, 0, 1]])):
         torch.library.opcheck(forward_op, (*inputs, None, 0.3, call, None, None, seed, places))
@@ -193,7 +191,7 @@ def test_opcheck() -> None:
 
 @pytest.mark.usefixtures("fresh_compiler")
 @TORCH_WARNS
-def test_compiled_calls_draw_seeds_of_their_own() -> None:
+def test_compiled_calls_draw_seeds_of_their_own():
     compiled: list[int] = []
 
     def counting(graph, inputs):
@@ -230,7 +228,7 @@ def selectively(*inputs: Tensor) -> Tensor:
 @pytest.mark.usefixtures("fresh_compiler")
 @TORCH_WARNS
 @pytest.mark.parametrize(("function", "budget"), [(wave, 0.1), (wave, 0.01), (drawn_again, 0.3), (selectively, 0.3)])
-def test_backward_passes_that_compute_again_draw_no_other_seed(function: Any, budget: float) -> None:
+def test_backward_passes_that_compute_again_draw_no_other_seed(function, budget):
     fast, inputs = torch.compile(function, backend="aot_eager_decomp_partition"), tensors(8)
     with torch._functorch.config.patch(activation_memory_budget=budget):
         found, want = (seeded(step, 3)(*inputs) for step in (fast, wave))
@@ -239,7 +237,7 @@ def test_backward_passes_that_compute_again_draw_no_other_seed(function: Any, bu
 
 @pytest.mark.usefixtures("fresh_compiler")
 @TORCH_WARNS
-def test_a_budget_that_saves_nothing_is_refused() -> None:
+def test_a_budget_that_saves_nothing_is_refused():
     fast = torch.compile(wave, backend="aot_eager_decomp_partition")
     with (
         torch._functorch.config.patch(activation_memory_budget=0),
@@ -248,7 +246,7 @@ def test_a_budget_that_saves_nothing_is_refused() -> None:
         fast(*tensors(8))
 
 
-def test_the_module_drops_in_training_alone() -> None:
+def test_the_module_drops_in_training_alone():
     layer = MultiheadDilatedAttention(24, 4, DilatedAttention(PATTERN), dropout=0.5).double()
     plain = MultiheadDilatedAttention(24, 4, DilatedAttention(PATTERN)).double()
     plain.load_state_dict(layer.state_dict())
@@ -267,7 +265,7 @@ def test_the_module_drops_in_training_alone() -> None:
 
 
 @pytest.mark.parametrize("p", [2**-32, 0.1, 1 / 3, 1 - 1e-9, 1 - 2**-32])
-def test_the_expectation_of_a_weight_is_the_weight(p: float) -> None:
+def test_the_expectation_of_a_weight_is_the_weight(p):
     dropout = Dropout(p, seed=0)
     words_kept = 2**32 - dropout.threshold
     assert abs(words_kept / 2**32 - (1 - p)) <= 2**-33
@@ -275,7 +273,7 @@ def test_the_expectation_of_a_weight_is_the_weight(p: float) -> None:
 
 
 LIMITS = r"dropout_p=.* must be 0, or from 2\*\*-32 = 2.3283.*e-10 to 1 - 2\*\*-32 = 0.99999999976"
-NONE: list[tuple[Any, type[Exception], str]] = [
+NONE = [
     *((p, ValueError, LIMITS) for p in (1e-12, 1e-300, 1 - 1e-12, math.nextafter(1, 0))),  # would drop nothing, or everything
     *((p, ValueError, "dropout_p=.* must be") for p in (-0.1, 1.0, 1.5, math.nan)),
     *((p, TypeError, "dropout_p=.*a number is needed") for p in ("0.1", True, None)),
@@ -283,7 +281,7 @@ NONE: list[tuple[Any, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("p", "error", "text"), NONE, ids=str)
-def test_what_is_no_probability(p: Any, error: type[Exception], text: str) -> None:
+def test_what_is_no_probability(p, error, text):
     inputs, cut = tensors(), torch.tensor([0, 37], dtype=torch.int32)
     calls = [
         lambda: dilated_attention(*inputs, PATTERN, dropout_p=p),
@@ -299,13 +297,13 @@ def test_what_is_no_probability(p: Any, error: type[Exception], text: str) -> No
 
 
 @pytest.mark.parametrize("backend", [name for name in on("cpu") if name not in ABLE])
-def test_backends_that_drop_nothing_refuse(backend: str) -> None:
+def test_backends_that_drop_nothing_refuse(backend):
     with pytest.raises(ValueError, match=r"dropout_p 0.1: drops no weights"):
         dilated_attention(*tensors(), PATTERN, dropout_p=0.1, backend=backend)
     dilated_attention(*tensors(), PATTERN, dropout_p=0.1, backend=[backend, "native"])
 
 
-def test_more_heads_than_can_be_told_apart() -> None:
+def test_more_heads_than_can_be_told_apart():
     with pytest.raises(ValueError, match=r"batch, seq and heads can be at most .* with dropout_p=0.1"):
         Problem(pattern=PATTERN, seq=8, heads=2**17, head_dim=1, dropout_p=0.1)
 
@@ -324,13 +322,13 @@ CALL = encode_call(PATTERN, False, False, "native", 0.3)
         (torch.tensor(1), torch.zeros(5, 2, dtype=torch.int64).mT, ValueError, "dropout_places .* contiguous"),
     ],
 )
-def test_seeds_and_places_that_do_not_fit(seed: Any, places: Any, error: type[Exception], text: str) -> None:
+def test_seeds_and_places_that_do_not_fit(seed, places, error, text):
     inputs = [x.detach() for x in tensors()]
     with pytest.raises(error, match=text):
         forward_op(*inputs, None, 0.3, CALL, None, None, seed, places)
 
 
-def test_the_kernel_takes_no_places_beyond_their_memory() -> None:
+def test_the_kernel_takes_no_places_beyond_their_memory():
     from dilkit.backends.native.backend import Native
 
     q, k, v = (x.detach() for x in tensors())

@@ -1,6 +1,4 @@
-"""Plug-ins that return or raise nonsense: a verdict with a reason, and never a wrong number or a dead process."""
-
-from __future__ import annotations
+"""Plug-ins that return or raise nonsense."""
 
 import re
 from collections.abc import Callable
@@ -30,7 +28,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
     return act
 
 
-FORWARD: dict[str, tuple[Callable[..., Any], str]] = {
+FORWARD = {
     "None": (lambda out, lse, query: None, "NoneType; the tensors out, lse are needed"),
     "out alone": (lambda out, lse, query: out, "Tensor; the tensors out, lse are needed"),
     "three tensors": (lambda out, lse, query: (out, lse, lse), "Tensor, Tensor, Tensor; the tensors out, lse"),
@@ -51,7 +49,7 @@ FORWARD: dict[str, tuple[Callable[..., Any], str]] = {
     "SystemExit": (raising(SystemExit(0)), "SystemExit: 0"),
     "no Exception": (raising(Gone("far away")), "Gone: far away"),
 }
-BACKWARD: dict[str, tuple[Callable[..., Any], str]] = {
+BACKWARD = {
     "None": (lambda *grads: None, "NoneType; the tensors dquery, dkey, dvalue"),
     "two gradients": (lambda dq, dk, dv: (dq, dk), "Tensor, Tensor; the tensors dquery, dkey, dvalue"),
     "a shape": (lambda dq, dk, dv: (dq, dk, dv[:, :1]), "returned dvalue as"),
@@ -79,7 +77,7 @@ PLUG_INS = {
 
 
 @pytest.mark.parametrize(("methods", "text"), PLUG_INS.values(), ids=PLUG_INS)
-def test_nonsense_fails_with_a_reason(methods: dict[str, Any], text: str) -> None:
+def test_nonsense_fails_with_a_reason(methods, text):
     with registered(plug_in("nonsense", **methods)) as name:
         found = check(name, CASE)
     assert found.verdict == "failed"
@@ -87,7 +85,7 @@ def test_nonsense_fails_with_a_reason(methods: dict[str, Any], text: str) -> Non
     assert all(reason.isprintable() for reason in found.reasons)
 
 
-def test_a_backend_that_fails_when_it_is_repeated_differs() -> None:
+def test_a_backend_that_fails_when_it_is_repeated_differs():
     calls = iter([False, True, True, True])
 
     def fickle(self, *inputs):
@@ -99,7 +97,7 @@ def test_a_backend_that_fails_when_it_is_repeated_differs() -> None:
         assert repeats_that_differ(name, CASE, "cpu", 3) == 3
 
 
-def test_results_that_change_are_counted() -> None:
+def test_results_that_change_are_counted():
     class Restless(Native):
         name = "restless"
 

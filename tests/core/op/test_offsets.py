@@ -1,9 +1,7 @@
 """Queries that are others than the keys, at their positions among these; values of another head_dim."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
@@ -34,7 +32,7 @@ class Near(dilkit.Branch):
     reach: int
     heads: tuple[int, int] | None = None
 
-    def sees(self, rows: torch.Tensor, keys: torch.Tensor, heads: Any) -> torch.Tensor:
+    def sees(self, rows: torch.Tensor, keys: torch.Tensor, heads) -> torch.Tensor:
         return ((rows[:, None] - keys).abs() <= self.reach)[None]
 
 
@@ -48,7 +46,7 @@ def starts(*numbers: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("backend", ["native", "reference"])
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_each_element_of_a_batch_may_have_its_own_offset(backend: str, is_causal: bool) -> None:
+def test_each_element_of_a_batch_may_have_its_own_offset(backend, is_causal):
     pattern = Pattern.of(SlidingWindow(before=6, after=2))
     inputs = [x.clone().requires_grad_() for x in (Q, K, K)]
     out = dilated_attention(*inputs, pattern, is_causal=is_causal, query_offset=starts(-4, 17), backend=backend)
@@ -62,7 +60,7 @@ def test_each_element_of_a_batch_may_have_its_own_offset(backend: str, is_causal
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
-def test_a_chunk_of_queries_has_the_rows_of_the_whole_call() -> None:
+def test_a_chunk_of_queries_has_the_rows_of_the_whole_call():
     query = torch.randn(2, 25, 4, 8)
     for is_causal in (False, True):
         whole = dilated_attention(query, K, K, PATTERN, is_causal=is_causal)
@@ -75,7 +73,7 @@ def test_a_chunk_of_queries_has_the_rows_of_the_whole_call() -> None:
 
 
 @pytest.mark.parametrize("width", [3, 8, 20])
-def test_values_may_be_of_another_width(width: int) -> None:
+def test_values_may_be_of_another_width(width):
     value = torch.randn(2, 25, 2, width, requires_grad=True)
     out = dilated_attention(Q, K, value, DENSE)
     wanted = scaled_dot_product_attention(*(x.transpose(1, 2) for x in (Q, K, value)), enable_gqa=True).transpose(1, 2)
@@ -85,8 +83,8 @@ def test_values_may_be_of_another_width(width: int) -> None:
     torch.testing.assert_close(packed, out[0])
 
 
-def test_a_compiled_and_a_mapped_call_have_the_same_results() -> None:
-    def call(query: Any, key: Any) -> Any:
+def test_a_compiled_and_a_mapped_call_have_the_same_results():
+    def call(query, key):
         return dilated_attention(query, key, key, PATTERN, is_causal=True)
 
     assert torch.equal(torch.compile(call, fullgraph=True, backend="aot_eager")(Q, K), call(Q, K))
@@ -94,7 +92,7 @@ def test_a_compiled_and_a_mapped_call_have_the_same_results() -> None:
     assert torch.equal(mapped[1], call(Q + 1, K + 1))
 
 
-def test_without_keys_or_queries_there_is_nothing() -> None:
+def test_without_keys_or_queries_there_is_nothing():
     query = Q.clone().requires_grad_()
     out, lse = dilated_attention(query, K[:, :0], K[:, :0], DENSE, return_lse=True)
     assert not out.any()
@@ -110,7 +108,7 @@ def test_without_keys_or_queries_there_is_nothing() -> None:
 COORDINATES = CoordinateAlibi(torch.rand(4), torch.rand(25, 2))
 
 
-def test_queries_beyond_the_keys_see_what_a_kind_without_forms_shows() -> None:
+def test_queries_beyond_the_keys_see_what_a_kind_without_forms_shows():
     pattern = Pattern.of(Near(2))
     query, key = torch.randn(1, 12, 2, 8), torch.randn(1, 8, 2, 8)
     for offset in (0, 5):
@@ -120,7 +118,7 @@ def test_queries_beyond_the_keys_see_what_a_kind_without_forms_shows() -> None:
 
 
 INTERVALS = Pattern.of(Intervals([[0]] * 10, [[3]] * 10))
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
+WRONG = {
     "a fraction": (dict(query_offset=1.5), "query_offset=1.5 is a float"),
     "far away": (dict(query_offset=10**30), "farther from the keys"),
     "another batch": (dict(query_offset=starts(1, 2, 3)), r"\(batch,\) = \(2,\)"),
@@ -149,13 +147,13 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_what_cannot_be_is_refused_by_name(wrong: str) -> None:
+def test_what_cannot_be_is_refused_by_name(wrong):
     options, text = WRONG[wrong]
     with pytest.raises((ValueError, TypeError, PatternError), match=text):
         dilated_attention(Q, K, K, **dict(pattern=DENSE) | options)
 
 
-PACKED: dict[str, tuple[dict[str, Any], str]] = {
+PACKED = {
     "other keys without their starts": ({}, "key has seq 25 and query 10"),
     "fewer sequences of keys": (dict(cu_seqlens_k=starts(0, 25)), "of 1 sequences and cu_seqlens of 2"),
     "starts that end early": (dict(cu_seqlens_k=starts(0, 9, 24)), "ends with 24"),
@@ -166,7 +164,7 @@ PACKED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("wrong", PACKED)
-def test_what_packed_sequences_cannot_have_is_refused_by_name(wrong: str) -> None:
+def test_what_packed_sequences_cannot_have_is_refused_by_name(wrong):
     options, text = PACKED[wrong]
     with pytest.raises((ValueError, TypeError), match=text):
         dilated_attention_varlen(Q[0], K[0], K[0], cu_seqlens=starts(0, 4, 10), **dict(pattern=DENSE) | options)

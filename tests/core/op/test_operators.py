@@ -1,6 +1,4 @@
-"""Autograd through `dilated_attention`: graphs, hooks, double backward, functional transforms."""
-
-from __future__ import annotations
+"""Autograd through `dilated_attention`."""
 
 import itertools
 import math
@@ -21,12 +19,12 @@ from dilkit.op.operators import forward_op
 from dilkit.oracle import oracle_attention
 
 
-def attend_lse(*inputs: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+def attend_lse(*inputs: Tensor, **options) -> tuple[Tensor, Tensor]:
     return attend(*inputs, return_lse=True, **options)
 
 
 @pytest.mark.parametrize("only_lse", [False, True])
-def test_the_gradient_of_lse_is_the_oracles_where_rows_see_nothing(only_lse: bool) -> None:
+def test_the_gradient_of_lse_is_the_oracles_where_rows_see_nothing(only_lse):
     inputs, mask = tensors(kv_heads=2, dtype=torch.float64), torch.rand(2, 20) < 0.5
     mask[0, :12] = True
 
@@ -40,7 +38,7 @@ def test_the_gradient_of_lse_is_the_oracles_where_rows_see_nothing(only_lse: boo
 
 
 @pytest.mark.parametrize("wanted", [w for w in itertools.product([False, True], repeat=3) if any(w)], ids=str)
-def test_gradients_for_some_inputs_only(wanted: tuple[bool, ...]) -> None:
+def test_gradients_for_some_inputs_only(wanted):
     inputs = tensors()
     everything = gradients(attend, inputs)
     some = [x.clone().requires_grad_(w) for x, w in zip(inputs, wanted, strict=True)]
@@ -52,7 +50,7 @@ def test_gradients_for_some_inputs_only(wanted: tuple[bool, ...]) -> None:
             torch.testing.assert_close(x.grad, full)
 
 
-def test_what_is_saved_for_the_backward() -> None:
+def test_what_is_saved_for_the_backward():
     saved: list[Tensor] = []
     inputs, mask = tensors(requires_grad=True), torch.zeros(2, 20, dtype=torch.bool)
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
@@ -67,7 +65,7 @@ def test_what_is_saved_for_the_backward() -> None:
     assert sorted(shapes) == sorted([*[(2, 20, 4, 8)] * 4, (2, 4, 20), (2, 20)])  # query, key, value, out; lse; mask
 
 
-def test_double_backward_is_refused() -> None:
+def test_double_backward_is_refused():
     inputs = tensors(requires_grad=True)
     (first,) = torch.autograd.grad(attend(*inputs).sin().sum(), inputs[0], create_graph=True)
     with pytest.raises(RuntimeError, match="differentiated once only: create_graph=True"):
@@ -76,7 +74,7 @@ def test_double_backward_is_refused() -> None:
 
 @pytest.mark.parametrize("shape", [(0, 5), (2, 0), (0, 0)], ids=str)
 @pytest.mark.parametrize("masked", [False, True])
-def test_empty_batches_and_sequences(shape: tuple[int, int], masked: bool) -> None:
+def test_empty_batches_and_sequences(shape, masked):
     inputs = tensors(*shape, heads=4, kv_heads=2, requires_grad=True)
     mask = torch.zeros(shape, dtype=torch.bool) if masked else None
     out, lse = attend_lse(*inputs, key_padding_mask=mask)
@@ -85,14 +83,14 @@ def test_empty_batches_and_sequences(shape: tuple[int, int], masked: bool) -> No
     assert all(x.grad is not None and x.grad.shape == x.shape for x in inputs)
 
 
-def test_a_single_head_dimension_may_have_any_stride() -> None:
+def test_a_single_head_dimension_may_have_any_stride():
     wide = [torch.randn(2, 20, 4, 3) for _ in range(3)]
     narrow = [x[..., ::3] for x in wide]
     assert narrow[0].stride(-1) == 3
     assert torch.equal(attend(*narrow), attend(*(x.contiguous() for x in narrow)))
 
 
-def test_the_backward_goes_to_whom_the_forward_went() -> None:
+def test_the_backward_goes_to_whom_the_forward_went():
     log: list[tuple[str, str, int]] = []
     with registered(Recorder("first", log)), registered(Recorder("second", log)):
         with dilkit.use_backend("first"):
@@ -102,7 +100,7 @@ def test_the_backward_goes_to_whom_the_forward_went() -> None:
     assert [(name, phase) for name, phase, _ in log] == [("first", "forward"), ("first", "backward")]
 
 
-def test_threads_do_not_disturb_each_other() -> None:
+def test_threads_do_not_disturb_each_other():
     problems = [tensors(seq=8 + i) for i in range(16)]
     expected = [gradients(attend_lse, inputs) for inputs in problems]
     log: list[tuple[str, str, int]] = []
@@ -121,15 +119,13 @@ def test_threads_do_not_disturb_each_other() -> None:
 
 
 class TestThePatternCache:
-    """Equal calls find what was prepared for them; calls that differ in any fact do not."""
-
-    def misses(self, *shape: int, dtype: torch.dtype = torch.float32, **options: Any) -> int:
+    def misses(self, *shape: int, dtype: torch.dtype = torch.float32, **options) -> int:
         query, key, value = torch.zeros(3, *shape, dtype=dtype).unbind()
         before = dilkit.plan.cache_info().misses
         dilkit.dilated_attention(query, key, value, PATTERN, backend="reference", **options)
         return dilkit.plan.cache_info().misses - before
 
-    def test_a_second_call_prepares_nothing(self) -> None:
+    def test_a_second_call_prepares_nothing(self):
         self.misses(1, 20, 4, 3)  # by now a backend is selected, for which others lower the pattern
         dilkit.plan.cache_clear()
         assert self.misses(1, 20, 4, 3) == 1
@@ -137,14 +133,14 @@ class TestThePatternCache:
         assert dilkit.plan.cache_info().entries == 1
 
     @pytest.mark.parametrize("options", [dict(is_causal=True), dict(scale=0.5), dict(dtype=torch.float64)], ids=str)
-    def test_a_call_with_another_fact_is_prepared_anew(self, options: dict[str, Any]) -> None:
+    def test_a_call_with_another_fact_is_prepared_anew(self, options):
         for given in ({}, options):
             self.misses(1, 20, 4, 3, **given)
         dilkit.plan.cache_clear()
         assert self.misses(1, 20, 4, 3) == 1
         assert self.misses(1, 20, 4, 3, **options) == 1
 
-    def test_a_new_backend_is_asked_at_the_next_call(self) -> None:
+    def test_a_new_backend_is_asked_at_the_next_call(self):
         log: list[tuple[str, str, int]] = []
         inputs, recorder = tensors(), Recorder("reference", log)
         attend(*inputs)
@@ -153,7 +149,7 @@ class TestThePatternCache:
         attend(*inputs)
         assert [name for name, *_ in log] == ["reference"]
 
-    def test_what_a_backend_encodes_is_kept_with_the_call(self) -> None:
+    def test_what_a_backend_encodes_is_kept_with_the_call(self):
         """Both passes share it; a second call encodes nothing, and a direct call of a backend has none."""
         encoded: list[Any] = []
         seen: list[Any] = []
@@ -178,7 +174,7 @@ class TestThePatternCache:
         assert encoded[0].problem.encoded is None
 
 
-def test_what_an_operator_takes_a_public_function_still_refuses() -> None:
+def test_what_an_operator_takes_a_public_function_still_refuses():
     """They have calls of their own prepared: an operator may be given any strides."""
     inputs = [x.mT.contiguous().mT for x in tensors()]
     text = encode_call(PATTERN, False, False, "reference")
@@ -187,7 +183,7 @@ def test_what_an_operator_takes_a_public_function_still_refuses() -> None:
         dilkit.dilated_attention(*inputs, PATTERN, scale=0.3, backend="reference")
 
 
-def test_a_text_of_another_version_is_refused() -> None:
+def test_a_text_of_another_version_is_refused():
     """Graphs that it exported have the arguments of an operator in another order."""
     text = encode_call(PATTERN, False, False, "reference")
     with pytest.raises(ValueError, match="another version of dilkit; export the graph again"):

@@ -1,9 +1,6 @@
-"""`sink=`: results and gradients against the oracle with one more key, every way to call the operator, and what is refused."""
-
-from __future__ import annotations
+"""`sink=`."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +23,7 @@ def tensors(seq: int = SEQ, heads: Heads = (HEADS, 3), seed: int = 0, dtype: tor
     return random_leaves(*((2, seq, h, 5) for h in (heads[0], heads[1], heads[1])), heads[:1], seed=seed, dtype=dtype)
 
 
-def call(attend: Any, *arguments: Any, **options: Any) -> Any:
+def call(attend, *arguments, **options):
     return lambda q, k, v, sink: attend(q, k, v, *arguments, sink=sink, **options)
 
 
@@ -34,7 +31,7 @@ class WithoutGradients(Reference):
     limits = replace(Reference.limits, gradients=False)
 
 
-def test_only_the_sink_is_learned() -> None:
+def test_only_the_sink_is_learned():
     """Its gradient needs no backend that has gradients."""
     *qkv, sink = tensors()
     frozen = [x.detach() for x in qkv]
@@ -45,7 +42,7 @@ def test_only_the_sink_is_learned() -> None:
     torch.testing.assert_close(found, torch.autograd.grad(want.square().sum(), sink)[0], rtol=1e-12, atol=1e-12)
 
 
-def test_the_backward_pass_is_one_and_what_it_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_backward_pass_is_one_and_what_it_saves(monkeypatch):
     saved: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
         out = dilated_attention(*tensors()[:3], PATTERN, sink=tensors()[3])
@@ -60,7 +57,7 @@ def test_the_backward_pass_is_one_and_what_it_saves(monkeypatch: pytest.MonkeyPa
     assert passes == ["compute_gradients"]
 
 
-def test_sinks_that_unpack_to_another_shape_are_refused() -> None:
+def test_sinks_that_unpack_to_another_shape_are_refused():
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x[:1] if x.dim() == 1 else x):
         out = dilated_attention(*tensors()[:3], PATTERN, sink=tensors()[3])
     with pytest.raises(ValueError, match=r"sink has shape \(1,\); \(heads,\) = \(6,\) is needed"):
@@ -68,7 +65,7 @@ def test_sinks_that_unpack_to_another_shape_are_refused() -> None:
 
 
 @pytest.mark.parametrize("after", ["nothing", "the forward pass"])
-def test_sinks_whose_memory_is_gone_are_refused(after: str) -> None:
+def test_sinks_whose_memory_is_gone_are_refused(after):
     *qkv, sink = tensors()
     sink = sink.detach().float().requires_grad_()  # of another dtype than lse: it is converted
     if after == "the forward pass":
@@ -83,7 +80,7 @@ def test_sinks_whose_memory_is_gone_are_refused(after: str) -> None:
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_along_token_orders(masked: bool) -> None:
+def test_along_token_orders(masked):
     """Heads 4 and 5 see the sink alone, and the last places of an order are its tail."""
     pattern = Pattern([8, 28], [1, 3], heads=[(0, 4), (0, 3)], tail="zeros")
     orders, mask = [order((5, 6)), order((5, 6), "snake")], torch.arange(30).expand(2, -1) % 3 == 0 if masked else None
@@ -103,7 +100,7 @@ def test_along_token_orders(masked: bool) -> None:
 
 
 @TORCH_WARNS
-def test_opcheck_and_compiled() -> None:
+def test_opcheck_and_compiled():
     *qkv, sink = tensors(dtype=torch.float32)
     torch.library.opcheck(forward_op, (*qkv, None, 0.3, encode_call(PATTERN, False, True, "native")), dict(sink=sink))
     attend = call(dilated_attention, PATTERN, return_lse=True)
@@ -112,7 +109,7 @@ def test_opcheck_and_compiled() -> None:
 
 
 @pytest.mark.parametrize("mapped", [False, True])
-def test_vmap(mapped: bool) -> None:
+def test_vmap(mapped):
     *qkv, sink = (torch.stack([x.detach(), x.detach() * 2]) for x in tensors())
     attend = call(dilated_attention, PATTERN)
     found = torch.func.vmap(attend, in_dims=(0, 0, 0, 0 if mapped else None))(*qkv, sink if mapped else sink[0])
@@ -120,7 +117,7 @@ def test_vmap(mapped: bool) -> None:
     torch.testing.assert_close(found, torch.stack(each), rtol=1e-12, atol=1e-12)
 
 
-def test_extreme_sinks() -> None:
+def test_extreme_sinks():
     *qkv, sink = tensors()
     plain = dilated_attention(*qkv, PATTERN, return_lse=True)
     none = dilated_attention(*qkv, PATTERN, sink=torch.full_like(sink, -torch.inf), return_lse=True)
@@ -134,7 +131,7 @@ def test_extreme_sinks() -> None:
     assert out.abs().max() < 1e-300
 
 
-def test_bits_do_not_depend_on_the_rows_beside() -> None:
+def test_bits_do_not_depend_on_the_rows_beside():
     out, lse, logits = torch.randn(1, 4099, 2, 3), torch.randn(1, 2, 4099), 3 * torch.randn(2, 4099)
     whole = out.clone(), lse.clone()
     add_zero_keys(*whole, ZeroKeys(0, logits))
@@ -155,7 +152,7 @@ def test_bits_do_not_depend_on_the_rows_beside() -> None:
         (torch.zeros(HEADS, device="meta"), ValueError, r"sink is on meta but query on cpu; move it with .to\(query.device\)"),
     ],
 )
-def test_bad_sinks_are_refused(sink: Any, error: type[Exception], text: str) -> None:
+def test_bad_sinks_are_refused(sink, error, text):
     qkv = [x.detach() for x in tensors()[:3]]
     with pytest.raises(error, match=text):
         dilated_attention(*qkv, PATTERN, sink=sink)
@@ -164,7 +161,7 @@ def test_bad_sinks_are_refused(sink: Any, error: type[Exception], text: str) -> 
             forward_op(*qkv, None, 0.3, encode_call(PATTERN, False, False, ""), sink=sink)
 
 
-def test_modules_have_sinks() -> None:
+def test_modules_have_sinks():
     layer = MultiheadDilatedAttention(24, 4, DilatedAttention(PATTERN), sink=True).double()
     assert layer.state_dict()["sinks"].tolist() == [0.0] * 4
     assert "sink=True" in repr(layer)

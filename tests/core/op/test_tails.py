@@ -1,6 +1,4 @@
-"""`tail="zeros"`: what rows see of padding, results and gradients against the oracle, and what stays as it was."""
-
-from __future__ import annotations
+"""`tail="zeros"`."""
 
 from dataclasses import replace
 
@@ -27,7 +25,7 @@ def tensors(seq: int = SEQ, heads: Heads = (HEADS, HEADS), seed: int = 0, dtype:
 
 @settings(max_examples=30, deadline=None)
 @given(patterns_with_heads(), st.integers(1, 40), st.booleans())
-def test_zero_keys_are_the_padding(drawn: tuple[Pattern, Heads], seq: int, is_causal: bool) -> None:
+def test_zero_keys_are_the_padding(drawn, seq, is_causal):
     pattern, heads = drawn
     expected = brute_force_padding(pattern, seq, heads, is_causal)
     options = dict(kv_heads=heads[1], is_causal=is_causal)
@@ -39,7 +37,7 @@ def test_zero_keys_are_the_padding(drawn: tuple[Pattern, Heads], seq: int, is_ca
 
 
 @pytest.mark.parametrize("backend", on("cpu"))
-def test_rows_that_see_no_token_and_rows_that_see_no_padding(backend: str) -> None:
+def test_rows_that_see_no_token_and_rows_that_see_no_padding(backend):
     inputs, mask = tensors(), torch.zeros(2, SEQ, dtype=torch.bool)
     mask[0] = True
     number = TAIL.zero_keys(SEQ, HEADS)
@@ -56,7 +54,7 @@ def test_rows_that_see_no_token_and_rows_that_see_no_padding(backend: str) -> No
     assert all(grad.isfinite().all() and not grad[0].any() for grad in grads)
 
 
-def test_bad_tails_are_refused() -> None:
+def test_bad_tails_are_refused():
     with pytest.raises(PatternError, match="tail='padded' is not known; choose from 'exact', 'zeros'"):
         Pattern([8], [2], tail="padded")
     with pytest.raises(PatternError, match=r"tail='zeros' with overlap='once' .* overlap='count' or tail='exact' is needed"):
@@ -65,6 +63,6 @@ def test_bad_tails_are_refused() -> None:
         Pattern([8], [2], "modulo", "count", None, None, "zeros")
 
 
-def test_tails_are_told_in_words() -> None:
+def test_tails_are_told_in_words():
     assert TAIL.describe().endswith("; tail: zero keys in the place of missing ones")
     assert str(TAIL) == "Pattern([8, 24, 64], [1, 2, 4], offset='block', tail='zeros')"

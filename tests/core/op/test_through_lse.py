@@ -1,7 +1,5 @@
 """Gradients through `lse` where their sizes are far apart."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor
@@ -18,7 +16,7 @@ def gradients(query: Tensor, key: Tensor, value: Tensor, dlse: Tensor) -> tuple[
 @pytest.mark.parametrize("size", [1.0, 1e-3, 1e4])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("ratio", [1e-4, 1.0, 1e4])
-def test_each_gradient_is_as_exact_as_its_dtype(dtype: torch.dtype, ratio: float, size: float) -> None:
+def test_each_gradient_is_as_exact_as_its_dtype(dtype, ratio, size):
     query, key, value = torch.randn(3, 1, 64, 2, 8).unbind()
     query, key, value = (x.to(dtype) for x in (query * ratio**0.5, key / ratio**0.5, value))
     dlse = size * torch.randn(1, 2, 64)
@@ -30,7 +28,7 @@ def test_each_gradient_is_as_exact_as_its_dtype(dtype: torch.dtype, ratio: float
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("zero", ["scale", "query", "key", "dlse"])
-def test_what_is_zero_makes_gradients_of_zero(dtype: torch.dtype, zero: str) -> None:
+def test_what_is_zero_makes_gradients_of_zero(dtype, zero):
     """And no NaN: numbers are multiplied by powers of two that the largest of them decides."""
     query, key, value = torch.randn(3, 1, 64, 2, 8, dtype=dtype).unbind()
     given = dict(query=query, key=key, dlse=1000 * torch.randn(1, 2, 64))
@@ -46,7 +44,7 @@ def test_what_is_zero_makes_gradients_of_zero(dtype: torch.dtype, zero: str) -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_gradients_in_batches_are_those_of_a_loop(dtype: torch.dtype) -> None:
+def test_gradients_in_batches_are_those_of_a_loop(dtype):
     inputs = [x.requires_grad_() for x in torch.randn(3, 1, 20, 2, 8, dtype=dtype).unbind()]
     slopes = torch.rand(2, requires_grad=True)
     results = dilated_attention(*inputs, Pattern([4, 16], [1, 4]), bias=Alibi(slopes), return_lse=True)

@@ -1,7 +1,5 @@
 """`dilated_attention` under autocast, vmap and the transforms it refuses."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers.calls import PATTERN, attend, gradients, tensors
@@ -24,7 +22,7 @@ LOW = pytest.mark.parametrize("low", [torch.bfloat16, torch.float16], ids=str)
     ],
     ids=str,
 )
-def test_autocast_computes_in_its_dtype(dtype: torch.dtype, low: torch.dtype, computed: torch.dtype) -> None:
+def test_autocast_computes_in_its_dtype(dtype, low, computed):
     inputs = tensors(dtype=dtype)
     with torch.autocast("cpu", dtype=low):
         found, got = attend(*inputs, return_lse=True), gradients(attend, inputs)
@@ -36,7 +34,7 @@ def test_autocast_computes_in_its_dtype(dtype: torch.dtype, low: torch.dtype, co
 
 
 @LOW
-def test_mixed_dtypes_meet_under_autocast_only(low: torch.dtype) -> None:
+def test_mixed_dtypes_meet_under_autocast_only(low):
     query, key, value = tensors()
     with torch.autocast("cpu", dtype=low):
         assert attend(query, key.bfloat16(), value.half()).dtype == low
@@ -45,7 +43,7 @@ def test_mixed_dtypes_meet_under_autocast_only(low: torch.dtype) -> None:
         attend(query, key.bfloat16(), value)
 
 
-def test_autocast_around_the_backward_changes_nothing() -> None:
+def test_autocast_around_the_backward_changes_nothing():
     inputs = tensors(requires_grad=True)
     total = sum(x.sin().sum() for x in attend(*inputs, return_lse=True))
     expected = torch.autograd.grad(total, inputs, retain_graph=True)
@@ -57,7 +55,7 @@ def test_autocast_around_the_backward_changes_nothing() -> None:
 @pytest.mark.parametrize(
     "in_dims", [(0, 0, 0), (1, 0, 2), (0, None, None), (None, 1, 0), (None, None, -2), (-4, 1, None)], ids=str
 )
-def test_vmap_is_a_loop(in_dims: tuple[int | None, ...]) -> None:
+def test_vmap_is_a_loop(in_dims):
     inputs = tuple(
         torch.randn((2, 12, 4, 8) if dim is None else (*(2, 12, 4, 8)[: dim % 5], 3, *(2, 12, 4, 8)[dim % 5 :]))
         for dim in in_dims
@@ -74,7 +72,7 @@ def test_vmap_is_a_loop(in_dims: tuple[int | None, ...]) -> None:
 
 
 @pytest.mark.parametrize("mask_dim", [0, 1, None])
-def test_vmap_over_masks_and_lse(mask_dim: int | None) -> None:
+def test_vmap_over_masks_and_lse(mask_dim):
     inputs = torch.randn(3, 2, 12, 4, 8)
     mask = torch.rand(2, 12) < 0.5 if mask_dim is None else torch.rand(3, 2, 12).lt(0.5).movedim(0, mask_dim)
 
@@ -86,14 +84,14 @@ def test_vmap_over_masks_and_lse(mask_dim: int | None) -> None:
     torch.testing.assert_close(mapped, tuple(map(torch.stack, zip(*rows, strict=True))))
 
 
-def test_vmap_nests_and_takes_empty_batches() -> None:
+def test_vmap_nests_and_takes_empty_batches():
     x = torch.randn(3, 2, 2, 12, 4, 8)
     nested = torch.func.vmap(torch.func.vmap(lambda y: attend(y, y, y)))(x)
     torch.testing.assert_close(nested, attend(*[x.flatten(0, 2)] * 3).view(x.shape))
     assert torch.func.vmap(lambda y: attend(y, y, y))(x[:, 0, :0]).shape == (3, 0, 12, 4, 8)
 
 
-def test_vmap_over_the_last_dimension_says_what_it_needs() -> None:
+def test_vmap_over_the_last_dimension_says_what_it_needs():
     x = torch.randn(2, 12, 4, 8, 3)
     with pytest.raises(ValueError, match="stride 3 in its last dimension"):
         torch.func.vmap(lambda y: attend(y, y, y), in_dims=-1)(x)
@@ -101,7 +99,7 @@ def test_vmap_over_the_last_dimension_says_what_it_needs() -> None:
 
 @TORCH_WARNS
 @pytest.mark.parametrize("transform", ["grad", "jacrev", "jacfwd", "hessian"])
-def test_transforms_of_torch_func_are_refused(transform: str) -> None:
+def test_transforms_of_torch_func_are_refused(transform):
     query, key, value = tensors(1, 4, 2, 2, 2)
     with pytest.raises(RuntimeError, match=r"dilated_attention does not support torch\.func\.grad"):
         getattr(torch.func, transform)(lambda q: attend(q, key, value).sum())(query)
@@ -110,7 +108,7 @@ def test_transforms_of_torch_func_are_refused(transform: str) -> None:
 @TORCH_WARNS
 @pytest.mark.parametrize("at", range(3))
 @pytest.mark.parametrize("grad_mode", [True, False])
-def test_forward_mode_is_refused(at: int, grad_mode: bool) -> None:
+def test_forward_mode_is_refused(at, grad_mode):
     inputs = list(tensors())
     with forward_ad.dual_level(), torch.set_grad_enabled(grad_mode):
         attend(*inputs)  # no tangents: nothing to refuse
@@ -119,14 +117,14 @@ def test_forward_mode_is_refused(at: int, grad_mode: bool) -> None:
             attend(*inputs)
 
 
-def test_tensors_without_data() -> None:
+def test_tensors_without_data():
     query, key, value = (x.to("meta") for x in tensors(kv_heads=2, dtype=torch.float16))
     out, lse = dilated_attention(query, key, value, PATTERN, return_lse=True)
     assert (out.shape, out.dtype, lse.shape, lse.dtype) == (query.shape, torch.float16, (2, 4, 20), torch.float32)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_flops_are_counted(is_causal: bool) -> None:
+def test_flops_are_counted(is_causal):
     query, key, value = tensors(kv_heads=2, requires_grad=True)
     forward = Problem.of(query, key, PATTERN, is_causal=is_causal).flops()
     with FlopCounterMode(display=False) as counter:

@@ -1,10 +1,6 @@
-"""Calls around torch's dispatcher, and what is read of tensors in C: only where dispatcher and checks have nothing to do."""
-
-from __future__ import annotations
+"""Calls around torch's dispatcher."""
 
 import contextlib
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -30,11 +26,11 @@ X = torch.zeros(1, 6, 4, 8)
 
 
 class Mode(TorchDispatchMode):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.seen: list[Any] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.seen.append(func)
         return func(*args, **(kwargs or {}))
 
@@ -43,7 +39,7 @@ class Own(torch.Tensor):
     """A subclass that changes nothing."""
 
 
-MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+MODES = {
     "a dispatch mode": Mode,
     "fake tensors": FakeTensorMode,
     "a function mode": lambda: torch.device("cpu"),
@@ -51,7 +47,7 @@ MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "forward mode": forward_ad.dual_level,
     "a profiler": torch.autograd.profiler.profile,
 }
-ODD: dict[str, Callable[[], Any]] = {
+ODD = {
     "a subclass": lambda: X.as_subclass(Own),
     "no memory": lambda: X.to("meta"),
     "zeros without memory": lambda: torch._efficientzerotensor(X.shape),
@@ -63,7 +59,7 @@ ODD: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-def test_modes_of_torch_are_left_to_the_dispatcher(mode: Callable[[], AbstractContextManager[Any]]) -> None:
+def test_modes_of_torch_are_left_to_the_dispatcher(mode):
     assert undispatched((X, X, X, None, (0.5, X)))
     with mode():
         assert not undispatched((X, X, X, None, (0.5, X)))
@@ -72,13 +68,13 @@ def test_modes_of_torch_are_left_to_the_dispatcher(mode: Callable[[], AbstractCo
 
 
 @pytest.mark.parametrize("make", ODD.values(), ids=ODD)
-def test_odd_tensors_are_left_to_the_dispatcher(make: Callable[[], Any]) -> None:
+def test_odd_tensors_are_left_to_the_dispatcher(make):
     inputs = X, make(), X
     assert not undispatched(inputs)
     assert call_key(inputs) is None
 
 
-def test_what_needs_no_dispatcher() -> None:
+def test_what_needs_no_dispatcher():
     answers: list[bool] = []
     for context in (contextlib.nullcontext, torch.no_grad, torch.inference_mode):
         with context():
@@ -87,7 +83,7 @@ def test_what_needs_no_dispatcher() -> None:
     assert answers == [True] * 4
 
 
-def test_a_dispatch_mode_sees_both_operators() -> None:
+def test_a_dispatch_mode_sees_both_operators():
     inputs = tensors(requires_grad=True)
     with Mode() as mode:
         attend(*inputs).sum().backward()
@@ -95,14 +91,14 @@ def test_a_dispatch_mode_sees_both_operators() -> None:
     assert names == ["dilkit.dilated_attention.default", "dilkit.dilated_attention_backward.default"]
 
 
-def test_negated_views_are_read_as_what_they_show() -> None:
+def test_negated_views_are_read_as_what_they_show():
     inputs = tensors()
     seen = [torch._neg_view(x) for x in inputs]
     torch.testing.assert_close(attend(*seen), attend(*(-x for x in inputs)), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("backend", ["native", "sdpa"])
-def test_both_ways_give_the_same_bits(backend: str) -> None:
+def test_both_ways_give_the_same_bits(backend):
     options, rows = CallOptions(dilkit.Pattern([8, 20], [1, 2]), True, True, (backend,), scale=0.3), tensors()
     direct = gradients(lambda *x: attend_inputs(Inputs(*x), options), rows)
     dispatched = gradients(lambda *x: forward_op(*forward_arguments(Inputs(*x), options)), rows)
@@ -110,12 +106,12 @@ def test_both_ways_give_the_same_bits(backend: str) -> None:
 
 
 class Learned(Recorder):
-    def forward(self, *arguments: Any) -> tuple[Tensor, Tensor]:
+    def forward(self, *arguments) -> tuple[Tensor, Tensor]:
         out, lse = super().forward(*arguments)
         return out * torch.ones((), requires_grad=True), lse
 
 
-def test_a_backend_records_nothing_by_itself() -> None:
+def test_a_backend_records_nothing_by_itself():
     with registered(Learned("learned", [])) as name:
         assert not attend(*tensors(), backend=name).requires_grad
         with torch._C._AutoDispatchBelowAutograd():
@@ -125,7 +121,7 @@ def test_a_backend_records_nothing_by_itself() -> None:
 SHAPE = 1, 6, 4, 8
 
 
-def test_a_key_says_where_tensors_are() -> None:
+def test_a_key_says_where_tensors_are():
     """A tensor in a tuple, and one that is missing, are others than one in the place of the next."""
     placed = [(X, X, X, X, None), (X, X, X, None, X), (X, X, X, (X,), None), (X, X, X, (None, X)), (X, X, X, (X, None))]
     assert len({call_key(inputs) for inputs in placed}) == len(placed)
@@ -134,7 +130,7 @@ def test_a_key_says_where_tensors_are() -> None:
 
 
 @pytest.mark.parametrize("at", range(3))
-def test_the_kernel_refuses_what_is_no_tensor(at: int) -> None:
+def test_the_kernel_refuses_what_is_no_tensor(at):
     problem = Problem.of(torch.zeros(SHAPE), torch.zeros(SHAPE), Pattern.dense())
     tensors = [torch.zeros(SHAPE)] * 3
     tensors[at] = [0.0]
@@ -142,7 +138,7 @@ def test_the_kernel_refuses_what_is_no_tensor(at: int) -> None:
         Native().forward(Inputs(*tensors), problem)
 
 
-def test_a_backend_is_kept_under_the_environment_that_it_was_chosen_by(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_is_kept_under_the_environment_that_it_was_chosen_by(monkeypatch):
     """Another thread may change DILKIT_BACKEND while a call is being prepared."""
     rows = torch.randn(3, 1, 19, 2, 8).unbind()
 

@@ -1,7 +1,5 @@
 """Codes of cells along Hilbert's curve and along Morton's, from their definitions."""
 
-from __future__ import annotations
-
 import numpy as np
 
 
@@ -24,7 +22,6 @@ def skilling(points: np.ndarray, bits: int) -> list[int]:
 
 
 def interleaved(points: np.ndarray, bits: int) -> list[int]:
-    """Morton codes: the bits of all axes in turn, the first axis first."""
     codes = np.zeros(len(points), np.uint64)
     for bit in reversed(range(bits)):
         for axis in points.T:

@@ -1,4 +1,4 @@
-"""Attention along token orders: nothing changes where theory says so, and elsewhere it is the oracle on moved tokens."""
+"""Attention along token orders."""
 
 import copy
 import pickle
@@ -143,7 +143,7 @@ def test_causal_attention_along_an_order_is_refused_unless_it_is_how_tokens_are_
         with pytest.raises(ValueError, match=r"is_causal=True along .* see their future.*is_generation_order=True"):
             ordered_dilated_attention(*tensors, PATTERN, given, is_causal=True)
     generated = [order(SHAPE, curve, extra_tokens=1, is_generation_order=True) for curve in ("hilbert", "snake")]
-    with pytest.raises(ValueError, match=r"is_causal=True with 2 orders .* through one another"):
+    with pytest.raises(ValueError, match=r"is_causal=True with 2 orders .* see their future: a token"):
         ordered_dilated_attention(*tensors, PATTERN, generated, is_causal=True)
     for one in generated:
         assert_by_count(tensors, PATTERN, [one], a_mask(), is_causal=True)
@@ -190,7 +190,7 @@ def test_the_text_of_a_module_names_its_orders():
 
 def test_orders_that_are_the_same_under_two_names_are_told():
     wide = order((6, 8))  # a generalised curve goes along the longest side, also of the reversed grid
-    with pytest.warns(UserWarning, match=r"order\(\(6, 8\), 'hilbert'\) and .*transposed\(\) move tokens alike"):
+    with pytest.warns(UserWarning, match=r"order\(\(6, 8\), 'hilbert'\) and .*transposed\(\) are the same permutation"):
         DilatedAttention(PATTERN, orders=[wide, wide.transposed()])
     DilatedAttention(PATTERN, orders=[HILBERT, SNAKE, HILBERT])
 

@@ -1,9 +1,6 @@
-"""All curves through a grid side by side: what their figures say, and tiles that hold a segment."""
-
-from __future__ import annotations
+"""All curves through a grid side by side."""
 
 from math import prod
-from typing import Any
 
 import pytest
 
@@ -11,7 +8,7 @@ from dilkit import LocalityReport, locality_report
 from dilkit.orders.comparison import curve_orders, reading, segment_tile
 
 
-def figures(shape: tuple[int, ...], length: int, rates: tuple[int, ...] = (2, 8), **options: Any) -> dict[str, LocalityReport]:
+def figures(shape: tuple[int, ...], length: int, rates: tuple[int, ...] = (2, 8), **options) -> dict[str, LocalityReport]:
     return {curve: locality_report(one, length, rates, **options) for curve, one in curve_orders(shape, length).items()}
 
 
@@ -27,7 +24,7 @@ def figures(shape: tuple[int, ...], length: int, rates: tuple[int, ...] = (2, 8)
         ((500,), 100, (4,), "hilbert", "In one dimension the sequence's own order is the best there is"),
     ],
 )
-def test_the_reading_goes_by_the_figures(shape: Any, length: int, rates: Any, chosen: str, verdict: str) -> None:
+def test_the_reading_goes_by_the_figures(shape, length, rates, chosen, verdict):
     found = figures(shape, length, rates)
     sentence = reading(found, chosen)
     assert sentence.startswith(verdict)
@@ -38,7 +35,7 @@ def test_the_reading_goes_by_the_figures(shape: Any, length: int, rates: Any, ch
         assert ". " not in sentence
 
 
-def test_the_reading_names_the_blocks_of_a_window() -> None:
+def test_the_reading_names_the_blocks_of_a_window():
     found = figures((16, 16), 64, window=(5, 5), block=16)
     blocks = [f"{found[curve].active_blocks:.2f} for {found[curve].name}" for curve in ("tile", "hilbert", "row-major")]
     assert f"blocks for the window: {', '.join(blocks)}" in reading(found, "hilbert")
@@ -55,6 +52,6 @@ def test_the_reading_names_the_blocks_of_a_window() -> None:
         ((10, 10), 11, (3, 3)),  # no tile of 11 fits
     ],
 )
-def test_tiles_hold_a_segment(shape: tuple[int, ...], length: int, tile: tuple[int, ...]) -> None:
+def test_tiles_hold_a_segment(shape, length, tile):
     assert segment_tile(shape, length) == tile
     assert prod(tile) <= prod(shape)

@@ -1,6 +1,4 @@
-"""The engines of token orders against definitions in plain Python, in arrays that end where they must not write."""
-
-from __future__ import annotations
+"""The engines of token orders against definitions in plain Python."""
 
 from functools import cache
 from itertools import product

@@ -1,6 +1,4 @@
-"""The generalised Hilbert curve: every cell once, every step to a neighbour, whatever the sides, and compact on the way."""
-
-from __future__ import annotations
+"""The generalised Hilbert curve."""
 
 from itertools import product
 from math import prod

@@ -1,6 +1,4 @@
-"""What a token order does to segments, strides and blocks: known figures, and each metric beside its definition, cell by cell."""
-
-from __future__ import annotations
+"""Metrics of token orders against their definitions."""
 
 import json
 from dataclasses import asdict
@@ -26,7 +24,7 @@ BLOCKS = [
 
 
 @pytest.mark.parametrize(("shape", "window", "curve", "tile", "printed"), BLOCKS)
-def test_how_many_blocks_a_window_needs(shape: Any, window: Any, curve: str, tile: Any, printed: float) -> None:
+def test_how_many_blocks_a_window_needs(shape, window, curve, tile, printed):
     report = locality_report(order(shape, curve, tile=tile), 1024, (1,), window=window)
     assert report.active_blocks == pytest.approx(printed, abs=0.0051)
     assert (report.blocks, report.blocks_measured) == (prod(shape) // 128, prod(shape) // 128)
@@ -47,7 +45,6 @@ def segments_of(given: TokenOrder, length: int, first: int) -> list[list[tuple[i
 
 
 def weights(axes: int, k: int) -> dict[tuple[int, ...], float]:
-    """The k shortest steps; those of the last length share what is left of k."""
     reach = {1: 24, 2: 5, 3: 3}[axes]
     steps = sorted((s for s in product(range(-reach, reach + 1), repeat=axes) if any(s)), key=lambda s: sum(x * x for x in s))
     squares = [sum(x * x for x in s) for s in steps]
@@ -109,7 +106,7 @@ def orders(draw: st.DrawFn) -> TokenOrder:
 
 @settings(max_examples=25, deadline=None)
 @given(orders(), st.integers(1, 70), st.lists(st.integers(1, 20), min_size=1, max_size=3), st.data())
-def test_every_metric_is_its_definition(given: TokenOrder, length: int, rates: list[int], data: st.DataObject) -> None:
+def test_every_metric_is_its_definition(given, length, rates, data):
     window = tuple(data.draw(st.sampled_from([1, 3, 5])) for _ in given.shape)
     block = data.draw(st.integers(1, 9))
     report = locality_report(given, length, rates, window=window, block=block)
@@ -131,7 +128,7 @@ def test_every_metric_is_its_definition(given: TokenOrder, length: int, rates: l
     assert report.active_blocks == pytest.approx(active(given, window, block))
 
 
-def test_a_report_is_plain_data() -> None:
+def test_a_report_is_plain_data():
     report = locality_report(order((8, 12), "tile", tile=(4, 4), extra_tokens=1), 24, (2, 3), window=3, block=16)
     found = json.loads(json.dumps(asdict(report)))
     assert found["shape"] == [8, 12]
@@ -142,7 +139,7 @@ def test_a_report_is_plain_data() -> None:
         report.curve = "hilbert"
 
 
-def test_what_takes_too_long_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_takes_too_long_is_sampled(monkeypatch):
     whole = locality_report(order((64, 64), "morton"), 64, (4,), window=5)
     assert (whole.segments_measured, whole.blocks_measured) == (64, 32)
     monkeypatch.setattr(locality, "WORK", 20_000)

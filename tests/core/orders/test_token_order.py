@@ -1,4 +1,4 @@
-"""Token orders as values: permutations and their inverses, what they say of themselves, how they are kept, moved and refused."""
+"""Token orders as values."""
 
 import copy
 import dataclasses

@@ -1,9 +1,6 @@
 """`dilated_attention_varlen` under torch.compile with changing lengths, autocast, vmap, and torch's own checks of operators."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import Any
 
 import pytest
 import torch
@@ -17,12 +14,12 @@ PATTERN = Pattern([8, 16], [1, 2])
 pytestmark = [pytest.mark.usefixtures("fresh_compiler"), TORCH_WARNS]
 
 
-def tensors(total: int, **options: Any) -> list[Tensor]:
+def tensors(total: int, **options) -> list[Tensor]:
     return [torch.randn(total, heads, 8, **options) for heads in (4, 2, 2)]
 
 
 @pytest.mark.parametrize("max_seqlen", [pytest.param(None, marks=pytest.mark.slow), 13])
-def test_opcheck(max_seqlen: int | None) -> None:
+def test_opcheck(max_seqlen):
     inputs = [x[None].detach().requires_grad_() for x in tensors(20)]
     call, packed = encode_call(PATTERN, True, True, "reference"), (starts_of([7, 0, 13]), max_seqlen)
     torch.library.opcheck(forward_op, (*inputs, None, 0.3, call, *packed))
@@ -38,11 +35,10 @@ def stats() -> Counter[str]:
 
 
 MANY = [[3 * i, 0, *range(1, i)] for i in range(2, 12)]
-"""Lists of lengths of which each two differ in number, total and longest."""
 
 
 @pytest.mark.parametrize("hinted", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_changing_lengths_do_not_compile_anew(hinted: bool, stats: Counter[str]) -> None:
+def test_changing_lengths_do_not_compile_anew(hinted, stats):
     def step(q, k, v, cu_seqlens, max_seqlen):
         out = dilated_attention_varlen(q * 2, k, v, PATTERN, cu_seqlens, max_seqlen, is_causal=True)
         return (out * 3).sum()
@@ -67,7 +63,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=[NEEDS_COMPILER, pytest.mark.slow])])
-def test_wrong_starts_are_named_in_compiled_code(backend: str) -> None:
+def test_wrong_starts_are_named_in_compiled_code(backend):
     layer = MultiheadDilatedAttention(16, 4, DilatedAttention(PATTERN), rotary=True)
     fast, x = torch.compile(layer, backend=backend, fullgraph=True), torch.randn(12, 16)
     for text, wrong in WRONG.items():
@@ -75,13 +71,13 @@ def test_wrong_starts_are_named_in_compiled_code(backend: str) -> None:
             fast(x, cu_seqlens=torch.tensor(wrong, dtype=torch.int32))
 
 
-def test_lengths_without_numbers() -> None:
+def test_lengths_without_numbers():
     with torch.device("meta"):
         out, lse = dilated_attention_varlen(*tensors(20), PATTERN, torch.empty(4, dtype=torch.int32), 9, return_lse=True)
     assert (out.shape, lse.shape) == ((20, 4, 8), (4, 20))
 
 
-def test_vmap_is_a_call_for_each_element() -> None:
+def test_vmap_is_a_call_for_each_element():
     inputs, lengths = [torch.stack([x, -x]) for x in tensors(20)], [(7, 13), (0, 20)]
     each = torch.stack([starts_of(both) for both in lengths])
     mapped = torch.vmap(lambda q, k, v, cu: dilated_attention_varlen(q, k, v, PATTERN, cu))(*inputs, each)

@@ -1,8 +1,4 @@
-"""Jagged tensors in and out of `dilated_attention` and `MultiheadDilatedAttention`: what packed sequences are."""
-
-from __future__ import annotations
-
-from typing import Any
+"""Jagged tensors in and out of `dilated_attention` and `MultiheadDilatedAttention`."""
 
 import pytest
 import torch
@@ -20,7 +16,7 @@ def jagged(x: Tensor, offsets: Tensor = CU) -> Tensor:
     return torch.nested.nested_tensor_from_jagged(x, offsets)
 
 
-def rows(heads: int = 4, seed: int = 0, **options: Any) -> Tensor:
+def rows(heads: int = 4, seed: int = 0, **options) -> Tensor:
     return torch.randn(44, heads, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed), **options)
 
 
@@ -29,7 +25,7 @@ def inputs() -> list[Tensor]:
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_jagged_is_packed(is_causal: bool) -> None:
+def test_jagged_is_packed(is_causal):
     sink, options = torch.randn(4, dtype=torch.float64), dict(is_causal=is_causal, scale=0.4, backend="native")
 
     def differentiated(attend):
@@ -52,7 +48,7 @@ def test_jagged_is_packed(is_causal: bool) -> None:
         torch.testing.assert_close(found, right)
 
 
-def test_the_same_weights_are_dropped() -> None:
+def test_the_same_weights_are_dropped():
     options = dict(dropout_p=0.5, backend="native")
     torch.manual_seed(3)
     nested = dilated_attention(jagged(Q), jagged(K), jagged(V), PATTERN, **options)
@@ -60,7 +56,7 @@ def test_the_same_weights_are_dropped() -> None:
     assert torch.equal(nested.values(), dilated_attention_varlen(Q, K, V, PATTERN, CU, **options))
 
 
-def test_made_of_a_list_of_sequences() -> None:
+def test_made_of_a_list_of_sequences():
     sequences = [torch.randn(n, 4, 6) for n in (5, 2, 70)]
     x = torch.nested.nested_tensor(sequences, layout=torch.jagged, requires_grad=True)
     out = DilatedAttention(PATTERN)(x, x, x)
@@ -71,7 +67,7 @@ def test_made_of_a_list_of_sequences() -> None:
 
 
 @pytest.mark.parametrize("kdim", [None, 12])
-def test_through_the_module(kdim: int | None) -> None:
+def test_through_the_module(kdim):
     layer = MultiheadDilatedAttention(16, 4, DilatedAttention(PATTERN), rotary=True, sink=True, kdim=kdim).double()
     x, other = (torch.randn(44, n, dtype=torch.float64, requires_grad=True) for n in (16, kdim or 16))
     given = dict(key=other, value=x) if kdim else {}
@@ -85,7 +81,7 @@ def test_through_the_module(kdim: int | None) -> None:
 @pytest.mark.usefixtures("fresh_compiler")
 @TORCH_WARNS
 @pytest.mark.slow
-def test_compiled() -> None:
+def test_compiled():
     layer = MultiheadDilatedAttention(16, 4, DilatedAttention(PATTERN), rotary=True)
     fast = torch.compile(layer, backend="aot_eager")
     for lengths in ([5, 9], [3, 8, 20], [31, 2]):
@@ -97,7 +93,7 @@ Q, K, V = inputs()
 J = jagged(Q)
 OTHER = torch.tensor([0, 4, 13, 14, 44])
 HOLES = torch.nested.nested_tensor_from_jagged(rows(2), CU[:-1], lengths=torch.tensor([3, 0, 1]))
-WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+WRONG = {
     "another packing": (dict(key=jagged(K, OTHER)), ValueError, r"key has the offsets \[0, 4, .* query \[0, 13"),
     "fewer sequences": (dict(value=jagged(V, OTHER[[0, 4]])), ValueError, r"value has the offsets \[0, 44\]"),
     "transposed": (dict(key=jagged(K).transpose(1, 2)), ValueError, "key is transposed, ragged in dimension 2"),
@@ -111,7 +107,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
-def test_nested_tensors_of_another_layout_are_refused() -> None:
+def test_nested_tensors_of_another_layout_are_refused():
     for name, x in (("query", Q), ("value", V)):
         given = dict(query=J, key=jagged(K), value=jagged(V)) | {name: torch.nested.nested_tensor([x])}
         with pytest.raises(TypeError, match=rf"{name} is nested with layout torch\.strided; a jagged tensor .* is needed"):
@@ -119,14 +115,14 @@ def test_nested_tensors_of_another_layout_are_refused() -> None:
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_what_does_not_fit_is_named(wrong: str) -> None:
+def test_what_does_not_fit_is_named(wrong):
     changed, error, text = WRONG[wrong]
     with pytest.raises(error, match=text):
         dilated_attention(**{**dict(query=J, key=jagged(K), value=jagged(V), pattern=PATTERN), **changed})
 
 
 X = torch.randn(44, 16)
-WRONG_ROWS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+WRONG_ROWS = {
     "starts": (dict(cu_seqlens=CU), ValueError, "cu_seqlens is given with a nested query"),
     "a cache": (dict(cache=DilatedCache(PATTERN, 4), is_causal=True), ValueError, "cache is given with cu_seqlens"),
     "a plain key": (dict(key=X), TypeError, "key is a plain Tensor beside a nested one"),
@@ -135,7 +131,7 @@ WRONG_ROWS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG_ROWS)
-def test_what_does_not_fit_the_module_is_named(wrong: str) -> None:
+def test_what_does_not_fit_the_module_is_named(wrong):
     changed, error, text = WRONG_ROWS[wrong]
     with pytest.raises(error, match=text):
         MultiheadDilatedAttention(16, 4, DilatedAttention(PATTERN))(**{**dict(query=jagged(X)), **changed})

@@ -4,17 +4,13 @@ A child has only the thread that forked: a lock of another thread is held for ev
 parent's main thread has used several OpenMP threads; dilkit must not add to that.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -31,7 +27,6 @@ SHORT = 20.0
 
 @contextmanager
 def halfway(thread: threading.Thread, inside: threading.Event, go_on: threading.Event) -> Iterator[None]:
-    """While `thread` is in the middle of what it does; it ends afterwards."""
     thread.start()
     try:
         assert inside.wait(SHORT)
@@ -54,15 +49,15 @@ def go_on() -> threading.Event:
 class Slow(Backend):
     name, limits = "slow", Limits(devices=frozenset())
 
-    def __init__(self, inside: threading.Event) -> None:
+    def __init__(self, inside: threading.Event):
         inside.set()
         time.sleep(0.3)
 
-    def forward(self, *args: Any) -> Any:
+    def forward(self, *args):
         raise NotImplementedError
 
 
-def test_a_fork_waits_until_backends_are_loaded(inside: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_waits_until_backends_are_loaded(inside, monkeypatch):
     known = [*registry.entry_points(group=registry.GROUP), EntryPoint("slow", "plugin_slow:made", registry.GROUP)]
     monkeypatch.setitem(sys.modules, "plugin_slow", SimpleNamespace(made=lambda: Slow(inside)))
     monkeypatch.setattr(registry, "entry_points", lambda group: known)
@@ -78,13 +73,13 @@ def test_a_fork_waits_until_backends_are_loaded(inside: threading.Event, monkeyp
 class SlowKey:
     """A key of the cache. Another thread stops in its second comparison, where it has the lock."""
 
-    def __init__(self, inside: threading.Event, go_on: threading.Event) -> None:
+    def __init__(self, inside: threading.Event, go_on: threading.Event):
         self.events, self.compared = (inside, go_on), 0
 
     def __hash__(self) -> int:
         return 1
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other) -> bool:
         inside, go_on = self.events
         self.compared += 1
         if self.compared == 2:
@@ -97,7 +92,7 @@ class Table:
     nbytes = 8
 
 
-def test_a_fork_while_a_thread_adds_to_the_cache(inside: threading.Event, go_on: threading.Event) -> None:
+def test_a_fork_while_a_thread_adds_to_the_cache(inside, go_on):
     plan.cached(SlowKey(inside, go_on), Table)
     add = threading.Thread(target=plan.cached, args=(SlowKey(inside, go_on), Table))
     try:
@@ -128,7 +123,7 @@ print(done[1] if done[0] else "hung")
 """
 
 
-def test_a_child_that_loads_the_kernel_itself(tmp_path: Path) -> None:
+def test_a_child_that_loads_the_kernel_itself(tmp_path):
     """The kernel, loaded after the fork, must not use threads that the child lacks."""
     program = tmp_path / "after.py"
     program.write_text(AFTER)
@@ -136,7 +131,7 @@ def test_a_child_that_loads_the_kernel_itself(tmp_path: Path) -> None:
     assert fork([str(program)]).finish(90.0).text.splitlines()[-1] == "0"
 
 
-def test_many_forks_while_threads_compute() -> None:
+def test_many_forks_while_threads_compute():
     """Each computes new problems, so that the child makes everything for them."""
 
     def call(seq, segment):

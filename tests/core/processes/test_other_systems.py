@@ -1,6 +1,4 @@
-"""macOS and Windows: what they lack is hidden from a process that then imports everything and computes."""
-
-from __future__ import annotations
+"""macOS and Windows."""
 
 import runpy
 import sys
@@ -52,7 +50,7 @@ sched_getaffinity sched_setaffinity sched_yield nice getloadavg mkfifo chown fch
 O_DIRECTORY memfd_create
 """
 COMPILED = "backends.native._native", "orders._curves", "orders._points"
-SYSTEMS: dict[str, tuple[list[str], list[str], list[str], list[str], str]] = {
+SYSTEMS = {
     "macOS": ([], ["sched_getaffinity", "sched_setaffinity", "sched_yield", "memfd_create", "posix_fadvise"], [], [], "darwin"),
     "Windows": (
         ["fcntl", "resource", "termios", "pwd", "grp", "posix", "pty", "tty", "syslog"],
@@ -110,21 +108,21 @@ def said(system: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_everything_is_imported_and_computes_without_what_macos_lacks() -> None:
+def test_everything_is_imported_and_computes_without_what_macos_lacks():
     found = said("macOS")
     assert found["picked"].startswith("native")
     assert found["order"].startswith("[0, ")
     assert found["job"] == "5"
 
 
-def test_what_windows_lacks_is_refused_when_it_is_asked_for() -> None:
+def test_what_windows_lacks_is_refused_when_it_is_asked_for():
     found = said("Windows")
     assert found["picked"].startswith("sdpa ('kernel native: this installation was built without it")
     assert "dilkit.orders._curves, which this installation was built without" in found["order"]
     assert "jobs of processes are started on POSIX systems alone" in found["job"]
 
 
-def test_what_is_built_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_built_on_windows(monkeypatch):
     """Cython alone, with the compiler's own flags: neither POSIX threads nor vectors of GCC."""
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.chdir(ROOT)
@@ -136,7 +134,7 @@ def test_what_is_built_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(x.extra_compile_args or x.extra_link_args or len(x.sources) != 1 for x in found)
 
 
-def test_mps_is_computed_by_the_definition_and_that_is_said() -> None:
+def test_mps_is_computed_by_the_definition_and_that_is_said():
     device = Device("mps", "mps")
     assert str(torch.device("mps")) == device.type
     problem = Problem(pattern=Pattern([8], [1]), seq=16, heads=2, head_dim=8, device=device)
@@ -150,7 +148,7 @@ def test_mps_is_computed_by_the_definition_and_that_is_said() -> None:
         select(problem, ("native",))
 
 
-def test_a_call_on_mps_warns_unless_the_backend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_on_mps_warns_unless_the_backend_is_named(monkeypatch):
     """The tensors lie on the CPU; only what is known of their device says otherwise."""
     monkeypatch.setattr("dilkit.problem.probe", lambda kind, index: Device("mps", "mps"))
     plan.cache_clear()

@@ -1,7 +1,5 @@
 """Workers of other processes, memory that is shared with them or cannot be written, and too little of it."""
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,7 +37,7 @@ def with_gradient(x: Tensor, backend: str | None = None) -> tuple[Tensor, Tensor
 
 
 class Items(Dataset):
-    def __init__(self) -> None:
+    def __init__(self):
         self.x = torch.randn(3, 600, 2, 16, generator=torch.Generator().manual_seed(0))
 
     def __len__(self) -> int:
@@ -51,7 +49,7 @@ class Items(Dataset):
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("method", ["fork", *(pytest.param(name, marks=pytest.mark.slow) for name in ("spawn", "forkserver"))])
-def test_workers_of_a_data_loader_compute_gradients(method: str) -> None:
+def test_workers_of_a_data_loader_compute_gradients(method):
     items = Items()
     loader = DataLoader(items, num_workers=2, batch_size=None, multiprocessing_context=method, timeout=100)
     for found, i in zip(loader, range(len(items)), strict=True):
@@ -59,7 +57,7 @@ def test_workers_of_a_data_loader_compute_gradients(method: str) -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_shared_tensors() -> None:
+def test_shared_tensors():
     x = torch.randn(2, 512, 2, 16)
     shared, out = x.clone().share_memory_(), torch.zeros_like(x).share_memory_()
     assert in_child(lambda: out.copy_(attend(shared, "native"))) == "done"
@@ -68,7 +66,7 @@ def test_shared_tensors() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable:UserWarning")
-def test_memory_that_cannot_be_written(backend: str, tmp_path: Path) -> None:
+def test_memory_that_cannot_be_written(backend, tmp_path):
     """A write to it would end the process: inputs, and gradients that come in."""
     x = torch.randn(2, 512, 2, 16)
     path = tmp_path / "numbers"
@@ -86,7 +84,7 @@ def test_memory_that_cannot_be_written(backend: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("backend", ["native", "sdpa"])
-def test_too_little_memory_is_an_error_and_the_next_call_is_right(backend: str) -> None:
+def test_too_little_memory_is_an_error_and_the_next_call_is_right(backend):
     x = torch.randn(1, 33_000, 4, 64)  # larger than what malloc may keep for itself: 32 MiB
     expected = with_gradient(x, backend)
 

@@ -1,13 +1,10 @@
-"""Who may say which backend runs: the argument, the block, the variable; and that no one is ever overruled in silence."""
-
-from __future__ import annotations
+"""Choices of a backend by argument, block and variable."""
 
 import asyncio
 import contextvars
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 import torch
@@ -25,8 +22,7 @@ def problem() -> Problem:
 
 
 @pytest.fixture
-def three(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Registered: `one` and `two`, which can everything, and `none`, which refuses everything for two reasons."""
+def three(monkeypatch) -> Iterator[None]:
     monkeypatch.delenv("DILKIT_BACKEND", raising=False)
     nothing = Limits(dtypes=frozenset(), max_head_dim=0)
     names = {"one": 100, "two": 50, "none": 200}
@@ -37,12 +33,12 @@ def three(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         dilkit.unregister_backend(name)
 
 
-def chosen(argument: Any = None) -> str:
+def chosen(argument=None) -> str:
     return select(problem(), requested_backends(argument)).name
 
 
 @pytest.mark.usefixtures("three")
-def test_the_argument_wins_over_the_block_over_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_argument_wins_over_the_block_over_the_variable(monkeypatch):
     assert chosen() == "one"
     monkeypatch.setenv("DILKIT_BACKEND", " two ,one")
     assert chosen() == "two"
@@ -58,7 +54,7 @@ def test_the_argument_wins_over_the_block_over_the_variable(monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("three")
-def test_a_named_backend_that_cannot_raises_with_all_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_backend_that_cannot_raises_with_all_reasons(monkeypatch):
     x = torch.randn(1, 8, 2, 4)
 
     def expect(**options):
@@ -75,14 +71,14 @@ def test_a_named_backend_that_cannot_raises_with_all_reasons(monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("three")
-def test_a_block_ends_with_an_exception_too() -> None:
+def test_a_block_ends_with_an_exception_too():
     with pytest.raises(KeyError), use_backend("two"):
         raise KeyError
     assert chosen() == "one"
 
 
 @pytest.mark.usefixtures("three")
-def test_a_block_holds_for_its_thread_and_its_task_only() -> None:
+def test_a_block_holds_for_its_thread_and_its_task_only():
     seen: list[str] = []
     with use_backend("two"):
         thread = threading.Thread(target=lambda: seen.append(chosen()))
@@ -108,7 +104,7 @@ def block() -> Iterator[str]:
 
 
 @pytest.mark.usefixtures("three")
-def test_a_generator_may_be_closed_where_it_was_not_begun() -> None:
+def test_a_generator_may_be_closed_where_it_was_not_begun():
     """Garbage collection may close it in another thread, an event loop in another context."""
     for elsewhere in (contextvars.copy_context().run, lambda close: ThreadPoolExecutor(1).submit(close).result()):
         begun = contextvars.copy_context()
@@ -120,7 +116,7 @@ def test_a_generator_may_be_closed_where_it_was_not_begun() -> None:
 
 
 @pytest.mark.usefixtures("three")
-def test_a_choice_made_before_is_not_kept_when_the_backends_change() -> None:
+def test_a_choice_made_before_is_not_kept_when_the_backends_change():
     assert chosen() == "one"
     dilkit.register_backend(Fake("newer", 300))
     assert chosen() == "newer"

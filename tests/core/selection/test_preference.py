@@ -1,6 +1,4 @@
-"""The table of orders: who comes first on every GPU for every dtype, why, and what becomes of backends it does not name."""
-
-from __future__ import annotations
+"""The table of preferences."""
 
 import json
 import re
@@ -8,12 +6,11 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any
 from unittest import mock
 
 import pytest
 from helpers.fakes import Fake, family
-from helpers.strategies import Heads, patterns_with_heads
+from helpers.strategies import patterns_with_heads
 from hypothesis import given, strategies as st
 
 from dilkit import BlockSparse, Device, DilatedSegment, Pattern, Problem, SlidingWindow, Strided, backend, registry
@@ -41,7 +38,7 @@ BLOCKS = Pattern.of(BlockSparse.local_global(1024, 128))
 GPUS = ["sm_{}{}".format(*generation.capability) for generation in GENERATIONS]
 
 
-def problem(device: str, dtype: str = "float16", **options: Any) -> Problem:
+def problem(device: str, dtype: str = "float16", **options) -> Problem:
     options = dict(pattern=BRANCHES, seq=2**17, heads=16, head_dim=64) | options
     return Problem(device=Device.assume(device), dtype=dtype, **options)
 
@@ -61,7 +58,7 @@ def why(posed: Problem, cupy: bool = True) -> str:
 
 @pytest.mark.parametrize("device", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_small_problems_of_many_branches_are_launched_once(device: str, dtype: str) -> None:
+def test_small_problems_of_many_branches_are_launched_once(device, dtype):
     small = problem(device, dtype, pattern=Pattern([512, 1024], [1, 2]), seq=8192, heads=8, head_dim=128)
     assert small.flops() <= LAUNCH_BOUND[dtype] < problem(device, head_dim=128).flops()
     assert picked(small) == "cupy_raw"
@@ -70,7 +67,7 @@ def test_small_problems_of_many_branches_are_launched_once(device: str, dtype: s
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_what_torch_refuses_is_generated_unless_it_is_dilated_or_the_gpu_is_old(dtype: str) -> None:
+def test_what_torch_refuses_is_generated_unless_it_is_dilated_or_the_gpu_is_old(dtype):
     grid = dict(pattern=Pattern.natten((512, 256), 31))
     assert [picked(problem(device, dtype, **grid)) for device in ("sm_80", "sm_90", "sm_75")] == ["flex", "flex", "reference"]
     masked = Pattern.of(BlockSparse.local_global(1024, 128), DilatedSegment(2**15, 4))
@@ -78,7 +75,7 @@ def test_what_torch_refuses_is_generated_unless_it_is_dilated_or_the_gpu_is_old(
     assert "FlexAttention's" in why(problem("sm_80", "float32", **grid))
 
 
-def test_blocks_are_generated_where_that_is_possible_and_ours_elsewhere() -> None:
+def test_blocks_are_generated_where_that_is_possible_and_ours_elsewhere():
     beside = Pattern.of(*BLOCKS.branches, DilatedSegment(2**15, 4))
     for pattern, masked in product((BLOCKS, beside), (False, True)):
         asked = dict(pattern=pattern, key_padding_mask=masked)
@@ -90,7 +87,7 @@ def test_blocks_are_generated_where_that_is_possible_and_ours_elsewhere() -> Non
     "pattern", [ONE, BRANCHES, BLOCKS, Pattern.natten((512, 256), 31)], ids=["one", "branches", "blocks", "grid"]
 )
 @pytest.mark.parametrize(("dtype", "stored"), [("float32", "int8"), ("bfloat16", "bfloat16"), ("float16", "int8")])
-def test_steps_of_decoding_run_on_kernels_of_ours(pattern: Pattern, dtype: str, stored: str) -> None:
+def test_steps_of_decoding_run_on_kernels_of_ours(pattern, dtype, stored):
     for device in ("sm_80", "sm_90", "sm_120"):
         step = problem(device, dtype, pattern=pattern, seq=1, is_causal=True, stored=stored)
         assert (picked(step), picked(step, cupy=False)) == ("cupy_raw", "triton")
@@ -99,9 +96,7 @@ def test_steps_of_decoding_run_on_kernels_of_ours(pattern: Pattern, dtype: str, 
 
 @pytest.mark.parametrize(("pattern", "picks"), [(A, ("cupy_raw", "sdpa")), (C, ("sdpa", "sdpa")), (ONE, ("sdpa", "sdpa"))])
 @pytest.mark.parametrize("training", [False, True])
-def test_halves_beside_flash_attention_2_go_by_the_keys_that_branches_repeat(
-    pattern: Pattern, picks: tuple[str, str], training: bool
-) -> None:
+def test_halves_beside_flash_attention_2_go_by_the_keys_that_branches_repeat(pattern, picks, training):
     asked = dict(dtype="bfloat16", pattern=pattern, seq=2**20, heads=8, requires_grad=training)
     assert tuple(picked(problem(device, **asked)) for device in ("sm_86", "sm_90")) == picks
 
@@ -112,7 +107,7 @@ def test_halves_beside_flash_attention_2_go_by_the_keys_that_branches_repeat(
     st.integers(1, 90),
     st.booleans(),
 )
-def test_repetition_is_that_of_the_count(segments: list[tuple[int, int]], windows: list[int], seq: int, is_causal: bool) -> None:
+def test_repetition_is_that_of_the_count(segments, windows, seq, is_causal):
     pattern = Pattern.of(*(DilatedSegment(*pair) for pair in segments), *map(SlidingWindow, windows))
     count = pattern.count(seq, 3, is_causal=is_causal)[0]
     expected = float(count.sum() / (count > 0).sum()) if count.any() else 1.0
@@ -121,13 +116,13 @@ def test_repetition_is_that_of_the_count(segments: list[tuple[int, int]], window
 
 
 @pytest.mark.parametrize("strides", [(2**62, 2**40 + 1, 2**40), (997, 991, 983, 977, 971, 967, 953, 947)])
-def test_keys_whose_common_step_is_beyond_int64_are_counted(strides: tuple[int, ...]) -> None:
+def test_keys_whose_common_step_is_beyond_int64_are_counted(strides):
     posed = problem("sm_80", pattern=Pattern.of(*map(Strided, strides)), seq=2000, heads=1)
     count = posed.pattern.count(2000, 1)
     assert repetition(posed) == pytest.approx(float(count.sum() / (count > 0).sum()), rel=1e-2)
 
 
-def test_on_an_h200_the_table_picks_the_fastest_backend() -> None:
+def test_on_an_h200_the_table_picks_the_fastest_backend():
     """On its stored sweep, or one that takes 1.05 times as long at most."""
     path = Path(__file__).parents[3] / "docs/results/gpu-day-h200-preferences.json"
     times: dict[str, dict[str, float]] = {}
@@ -147,12 +142,12 @@ def test_on_an_h200_the_table_picks_the_fastest_backend() -> None:
     assert not slower
 
 
-def test_each_row_has_a_reason_and_a_basis() -> None:
+def test_each_row_has_a_reason_and_a_basis():
     assert all(row.why and row.basis for row in TABLE)
     assert why(problem("sm_90", pattern=ONE)).startswith(f"first {ON_H200}: the call that torch's kernels are made for")
 
 
-def test_branches_of_different_heads_share_no_keys() -> None:
+def test_branches_of_different_heads_share_no_keys():
     small = dict(seq=8192, heads=8)
     split = problem("sm_80", pattern=Pattern.head_split([2048, 4096], [1, 2], 8), **small)
     assert picked(split) == "sdpa"
@@ -161,7 +156,7 @@ def test_branches_of_different_heads_share_no_keys() -> None:
 
 @pytest.mark.parametrize("device", GPUS)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_without_cupy_torch_computes_and_the_trace_says_what_to_install(device: str, dtype: str) -> None:
+def test_without_cupy_torch_computes_and_the_trace_says_what_to_install(device, dtype):
     posed = problem(device, dtype)
     decided = traced(posed, cupy=False)
     assert decided.picked == "sdpa"
@@ -173,7 +168,7 @@ def test_without_cupy_torch_computes_and_the_trace_says_what_to_install(device: 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("device", ["cpu", *GPUS])
-def test_the_backends_that_are_installed_compute_on_every_device(device: str, dtype: str) -> None:
+def test_the_backends_that_are_installed_compute_on_every_device(device, dtype):
     posed = problem(device, dtype)
     decided = trace(posed, registry.backends(), (), table_preference(posed))
     assert decided.picked in table_preference(posed)
@@ -181,7 +176,7 @@ def test_the_backends_that_are_installed_compute_on_every_device(device: str, dt
 
 
 @pytest.mark.parametrize("device", GPUS)
-def test_a_torch_without_code_for_the_gpu_is_refused_whatever_the_table_says(device: str) -> None:
+def test_a_torch_without_code_for_the_gpu_is_refused_whatever_the_table_says(device):
     bare = replace(Device.assume(device), torch_code=False)
     posed = replace(problem("cpu"), device=bare)
     decided = trace(posed, family(), (), table_preference(posed))
@@ -198,9 +193,7 @@ def test_a_torch_without_code_for_the_gpu_is_refused_whatever_the_table_says(dev
     st.integers(1, 4096),
     st.booleans(),
 )
-def test_whatever_the_problem_a_row_decides(
-    capability: tuple[int, int], dtype: str, found: tuple[Pattern, Heads], dim: int, seq: int, mask: bool
-) -> None:
+def test_whatever_the_problem_a_row_decides(capability, dtype, found, dim, seq, mask):
     pattern, (heads, kv_heads) = found
     sizes = dict(pattern=pattern, seq=seq, heads=heads, kv_heads=kv_heads, head_dim=dim, key_padding_mask=mask)
     posed = problem("{}.{}".format(*capability), dtype, **sizes)
@@ -211,7 +204,7 @@ def test_whatever_the_problem_a_row_decides(
     assert decided.picked == next(name for name in row.order if name in able)
 
 
-def test_a_device_of_another_kind_is_in_no_row() -> None:
+def test_a_device_of_another_kind_is_in_no_row():
     posed = replace(problem("cpu"), device=Device("xpu", "xpu"))
     assert row_of(posed) is None
     decided = trace(posed, family(), (), table_preference(posed))
@@ -222,9 +215,7 @@ NAMES = [f"b{i}" for i in range(6)]
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), st.integers(-3, 3)), st.permutations(NAMES), st.integers(0, 6), st.data())
-def test_named_backends_share_out_their_priorities(
-    priorities: dict[str, int], order: list[str], named: int, data: st.DataObject
-) -> None:
+def test_named_backends_share_out_their_priorities(priorities, order, named, data):
     known = {name: Fake(name, priority) for name, priority in priorities.items()}
     wanted = dict.fromkeys(order[:named], "why")
     found = [c.name for c in ranked(known, (), wanted)]
@@ -237,7 +228,7 @@ def test_named_backends_share_out_their_priorities(
     assert tuple(c.name for c in ranked(known, asked, wanted))[: len(asked)] == asked
 
 
-def test_measured_orders_come_first_and_the_table_orders_the_rest() -> None:
+def test_measured_orders_come_first_and_the_table_orders_the_rest():
     posed = problem("sm_61", "float32")
     wanted = measured_first((("numba_cuda", 0.002), ("sdpa", 0.0031)), table_preference(posed))
     assert tuple(wanted) == ("numba_cuda", "sdpa", "cupy_raw", "triton", "flex", "reference")

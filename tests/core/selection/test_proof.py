@@ -1,12 +1,9 @@
 """Kernels are used on a GPU after they have computed small problems rightly there, and refused after they have not."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +29,7 @@ ON_CUDA = Limits(devices=frozenset({"cuda"}))
 
 
 class Proven(Fake):
-    def __init__(self, name: str = "proven", priority: int = 100, driver: str = "driver 1") -> None:
+    def __init__(self, name: str = "proven", priority: int = 100, driver: str = "driver 1"):
         super().__init__(name, priority, ON_CUDA)
         self.driver = driver
 
@@ -41,14 +38,14 @@ class Proven(Fake):
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch) -> Path:
     monkeypatch.setenv("DILKIT_CUDA_CACHE", str(tmp_path / "cuda"))
     monkeypatch.setattr(proof, "_proofs", {})
     return tmp_path / "cuda"
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def asked(monkeypatch) -> list[dict[str, Any]]:
     """The requests of proofs that were made; they find what `wrong` says of the backend's name."""
     requests: list[dict[str, Any]] = []
 
@@ -60,16 +57,16 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return requests
 
 
-def problem(**options: Any) -> Problem:
+def problem(**options) -> Problem:
     sizes = dict(pattern=Pattern([64], [1]), seq=256, heads=2, head_dim=32, dtype="float16", device=GPU)
     return Problem(**sizes | options)
 
 
-def in_a_new_process() -> None:
+def in_a_new_process():
     proof._proofs.clear()
 
 
-def test_a_proof_is_made_once_for_all_processes(asked: list[dict[str, Any]]) -> None:
+def test_a_proof_is_made_once_for_all_processes(asked):
     with registered(Proven()):
         for seq in (256, 512):
             assert select(problem(seq=seq)).name == "proven"
@@ -87,9 +84,7 @@ def test_a_proof_is_made_once_for_all_processes(asked: list[dict[str, Any]]) -> 
 
 
 @pytest.mark.parametrize(("mode", "proofs"), [("once", 1), ("always", 2), ("off", 0)])
-def test_whether_proofs_are_made_is_an_environment_variable(
-    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, mode: str, proofs: int
-) -> None:
+def test_whether_proofs_are_made_is_an_environment_variable(asked, monkeypatch, mode, proofs):
     monkeypatch.setenv("DILKIT_GPU_PROOF", f" {mode} ")
     for _ in range(2):
         in_a_new_process()
@@ -101,7 +96,7 @@ def test_whether_proofs_are_made_is_an_environment_variable(
         select(problem(seq=301))
 
 
-def test_what_failed_is_refused_with_the_reason_and_the_next_one_is_used(asked: list[dict[str, Any]]) -> None:
+def test_what_failed_is_refused_with_the_reason_and_the_next_one_is_used(asked):
     with registered(Proven("wrong", 101)), registered(Proven("right", 100)):
         with pytest.warns(
             UserWarning, match=r"backend wrong is not used on cuda:0 .*: computed wrongly: out\. .*DILKIT_GPU_PROOF=off"
@@ -117,7 +112,7 @@ def test_what_failed_is_refused_with_the_reason_and_the_next_one_is_used(asked: 
             select(problem(), ("wrong",))
 
 
-def test_an_explanation_proves_nothing(asked: list[dict[str, Any]]) -> None:
+def test_an_explanation_proves_nothing(asked):
     with registered(Proven("wrong")):
         assert explain(problem()).picked == "wrong"
         assert explain(problem(device=Device.assume("sm_90"))).picked == "wrong"
@@ -125,7 +120,7 @@ def test_an_explanation_proves_nothing(asked: list[dict[str, Any]]) -> None:
     assert asked == []
 
 
-def test_what_cannot_name_its_facts_is_not_used() -> None:
+def test_what_cannot_name_its_facts_is_not_used():
     class NoCompiler(Proven):
         def proof_facts(self, problem):
             raise RuntimeError("NVRTC cannot be loaded")
@@ -135,7 +130,7 @@ def test_what_cannot_name_its_facts_is_not_used() -> None:
         assert "NVRTC cannot be loaded" in str(explain(problem()))
 
 
-def test_nothing_is_proven_while_a_graph_is_captured(asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_proven_while_a_graph_is_captured(asked, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(proof, "capturing", lambda device: device == torch.device("cuda", 0))
     with registered(Proven()):
@@ -149,7 +144,7 @@ def test_nothing_is_proven_while_a_graph_is_captured(asked: list[dict[str, Any]]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"facts": 3, "reason": ""}', b'{"facts": ["other"], "reason": ""}'])
-def test_a_record_that_is_not_its_own_is_none(asked: list[dict[str, Any]], folder: Path, content: bytes) -> None:
+def test_a_record_that_is_not_its_own_is_none(asked, folder, content):
     with registered(Proven()):
         select(problem())
         [path] = folder.iterdir()
@@ -159,7 +154,7 @@ def test_a_record_that_is_not_its_own_is_none(asked: list[dict[str, Any]], folde
     assert len(asked) == 2
 
 
-def test_what_another_user_may_have_written_is_not_believed(asked: list[dict[str, Any]], folder: Path) -> None:
+def test_what_another_user_may_have_written_is_not_believed(asked, folder):
     with registered(Proven()):
         select(problem())
         folder.chmod(0o777)
@@ -177,13 +172,13 @@ def test_what_another_user_may_have_written_is_not_believed(asked: list[dict[str
         ("import time; time.sleep(60)", "its proof had not ended after 2 seconds"),
     ],
 )  # fmt: skip
-def test_a_process_of_its_own_takes_no_other_along(code: str, right: str) -> None:
+def test_a_process_of_its_own_takes_no_other_along(code, right):
     command = [sys.executable, "-c", code]
     found = proof.outcome(command, 2.0) if "sleep" in code else proof.outcome(command)
     assert re.fullmatch(right, found)
 
 
-def test_a_program_that_is_not_there() -> None:
+def test_a_program_that_is_not_there():
     assert proof.outcome(["/no/such/program"]).startswith("its proof could not be started")
 
 
@@ -192,7 +187,7 @@ REQUEST |= dict(varlen=False, dropout=False, kinds=False, softcap=False, bias=""
 
 
 @pytest.fixture
-def few_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_tiles(monkeypatch):
     """Without the problem of so many tiles that it takes the CPU ten times as long as all others."""
     every = proving.cases
     assert [case.variant for case in every("float32", 20, gradients=False)].count("many tiles") == 1
@@ -202,12 +197,12 @@ def few_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few_tiles")
-def test_the_whole_way_on_a_backend_that_is_right() -> None:
+def test_the_whole_way_on_a_backend_that_is_right():
     packed = json.dumps(REQUEST | dict(varlen=True, gradients=False))
     assert proof.outcome([sys.executable, "-m", "dilkit.selection.proving", packed]) == ""
 
 
-def test_a_bias_is_proven_with_one_of_the_same_code() -> None:
+def test_a_bias_is_proven_with_one_of_the_same_code():
     asked = {"grid": BiasForm(2, (27, 27), placed=True), "max in space": BiasForm(3, metric="max", placed=True, learned=True)}
     for name, form in asked.items():
         for varlen in (False, True):
@@ -216,7 +211,7 @@ def test_a_bias_is_proven_with_one_of_the_same_code() -> None:
             assert {case.problem().bias.code for case in listed} == {form.code}
 
 
-def test_kernels_that_computed_nothing_are_not_proven(capsys: pytest.CaptureFixture[str]) -> None:
+def test_kernels_that_computed_nothing_are_not_proven(capsys):
     backend = Proven("elsewhere")
     backend.limits = Limits(devices=frozenset({"cuda"}))
     with registered(backend):
@@ -224,7 +219,7 @@ def test_kernels_that_computed_nothing_are_not_proven(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out.startswith("computed nothing: device cpu: runs on cuda")
 
 
-def test_kernels_under_check_need_no_proof(asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_under_check_need_no_proof(asked, monkeypatch):
     """They would be refused before their check, and each dtype and size would wait for a process."""
 
     backend = Proven("wrong")
@@ -237,7 +232,7 @@ def test_kernels_under_check_need_no_proof(asked: list[dict[str, Any]], monkeypa
     assert os.environ["DILKIT_GPU_PROOF"] == "always"
 
 
-FAULTS: dict[str, Callable[..., Any]] = {
+FAULTS = {
     "keys one late": lambda q, k, v, problem, mask: (q, k.roll(1, 1), v, problem, mask),
     "no mask": lambda q, k, v, problem, mask: (q, k, v, problem, None),
     "another scale": lambda q, k, v, problem, mask: (1.01 * q, k, v, problem, mask),
@@ -248,7 +243,7 @@ FAULTS: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.usefixtures("few_tiles")
 @pytest.mark.parametrize("fault", all_but(["no mask", "heads mixed up"], FAULTS))
-def test_kernels_that_are_wrong_on_purpose_fail(fault: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kernels_that_are_wrong_on_purpose_fail(fault, capsys):
     class Wrong(Reference):
         def forward(self, inputs, problem):
             *tensors, changed, mask = FAULTS[fault](*inputs[:3], problem, inputs.key_padding_mask)
@@ -260,7 +255,7 @@ def test_kernels_that_are_wrong_on_purpose_fail(fault: str, capsys: pytest.Captu
 
 
 @pytest.mark.usefixtures("few_tiles")
-def test_gradients_that_are_wrong_on_purpose_fail(capsys: pytest.CaptureFixture[str]) -> None:
+def test_gradients_that_are_wrong_on_purpose_fail(capsys):
     class Wrong(Reference):
         def backward(self, *arguments):
             dquery, dkey, dvalue = super().backward(*arguments)
@@ -274,9 +269,7 @@ def test_gradients_that_are_wrong_on_purpose_fail(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(("factor", "complaints"), [(1.0, 0), (1.001, 6)])
-def test_steps_are_proven_with_each_pattern_and_kind_of_cache(
-    factor: float, complaints: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_steps_are_proven_with_each_pattern_and_kind_of_cache(factor, complaints, capsys):
     class Steps(Native):
         name = "steps"
 
@@ -298,7 +291,7 @@ def without_reading(branch: Branch) -> Branch:
 
 
 @pytest.mark.parametrize("fault", [wider, without_reading])
-def test_other_kinds_are_proven_where_they_are_asked_for(fault: Callable[[Branch], Branch]) -> None:
+def test_other_kinds_are_proven_where_they_are_asked_for(fault):
     class Wrong(Reference):
         def forward(self, inputs, problem):
             return super().forward(inputs, replace(problem, pattern=faulty(problem.pattern)))

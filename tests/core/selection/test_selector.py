@@ -1,10 +1,7 @@
-"""The choice of a backend: a pure function, so every GPU is tried here without one."""
-
-from __future__ import annotations
+"""The choice of a backend."""
 
 import json
 from itertools import product
-from typing import Any
 
 import pytest
 from helpers.fakes import Fake
@@ -37,7 +34,7 @@ FAMILY = fakes(
 )
 
 
-def problem(device: str = "cpu", **options: Any) -> Problem:
+def problem(device: str = "cpu", **options) -> Problem:
     options = {"pattern": PATTERN, "seq": 64, "heads": 4, "head_dim": 64, "dtype": "float16", **options}
     return Problem(device=Device.assume(device), **options)
 
@@ -65,18 +62,18 @@ def problem(device: str = "cpu", **options: Any) -> Problem:
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_every_limit_has_its_reason(limits: Limits, asked: Problem, reason: str) -> None:
+def test_every_limit_has_its_reason(limits, asked, reason):
     decision = trace(asked, fakes(Fake("fake", 0, limits))).decisions[0]
     assert (decision.verdict, decision.reasons) == ("refused", (reason,))
 
 
-def test_all_reasons_are_given() -> None:
+def test_all_reasons_are_given():
     limits = Limits(dtypes=frozenset({"float32"}), max_head_dim=32, causal=False, overlaps=frozenset({"once"}))
     (decision,) = trace(problem(is_causal=True), fakes(Fake("fake", 0, limits))).decisions
     assert [reason.split()[0] for reason in decision.reasons] == ["dtype", "head_dim", "is_causal", "overlap"]
 
 
-def test_a_missing_module_is_a_reason_and_nothing_is_imported() -> None:
+def test_a_missing_module_is_a_reason_and_nothing_is_imported():
     class Needy(Fake):
         requires = ("dilkit_no_such_module", "torch")
 
@@ -92,7 +89,7 @@ NONSENSE = [ZeroDivisionError("x"), SystemExit(1), NotImplementedError(), Gone("
 
 
 @pytest.mark.parametrize(("method", "nonsense"), [*product(["refusals"], NONSENSE), *product(["detail"], NONSENSE[:4])], ids=repr)
-def test_a_backend_whose_judgement_is_nonsense_is_broken_and_the_next_is_taken(method: str, nonsense: Any) -> None:
+def test_a_backend_whose_judgement_is_nonsense_is_broken_and_the_next_is_taken(method, nonsense):
     def judge(self, problem):
         if isinstance(nonsense, BaseException):
             raise nonsense
@@ -106,14 +103,14 @@ def test_a_backend_whose_judgement_is_nonsense_is_broken_and_the_next_is_taken(m
     assert error.__name__ in decided.decisions[1].reasons[0]
 
 
-def test_ties_go_by_name_and_the_order_of_candidates_does_not_matter() -> None:
+def test_ties_go_by_name_and_the_order_of_candidates_does_not_matter():
     forwards = fakes(Fake("b", 1), Fake("a", 1), Fake("c", 1), Broken("d", "somewhere", "why"))
     backwards = dict(reversed(forwards.items()))
     assert trace(problem(), forwards) == trace(problem(), backwards)
     assert [d.name for d in trace(problem(), forwards).decisions] == ["a", "b", "c", "d"]
 
 
-def test_those_asked_for_are_tried_in_their_order_and_no_other_is_taken() -> None:
+def test_those_asked_for_are_tried_in_their_order_and_no_other_is_taken():
     decided = trace(problem("sm_90", key_padding_mask=True), FAMILY, ("wgmma", "tensor", "ampere"))
     assert decided.picked == "tensor"
     verdicts = {d.name: d.verdict for d in decided.decisions}
@@ -122,7 +119,7 @@ def test_those_asked_for_are_tried_in_their_order_and_no_other_is_taken() -> Non
     assert trace(problem("sm_90", key_padding_mask=True), FAMILY, ("wgmma", "pascal")).picked is None
 
 
-def test_a_trace_is_text_and_plain_data() -> None:
+def test_a_trace_is_text_and_plain_data():
     decided = trace(problem("sm_61"), FAMILY | fakes(Broken("bad", "plug:In", "OSError: gone")), ("pascal",))
     text = str(decided)
     assert "on assumed (GTX 1080, sm_61); asked for: pascal" in text

@@ -1,13 +1,10 @@
-"""What was measured: the file is checked whole, holds for what it was measured on alone, and costs nothing to go by."""
-
-from __future__ import annotations
+"""Stored results of `dilkit tune`."""
 
 import json
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -32,7 +29,7 @@ def entry(problem: Problem = PROBLEM, setup: TunedSetup = HERE, **seconds: float
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def file(tmp_path: Path, monkeypatch) -> Iterator[Path]:
     path = tmp_path / "dilkit" / "tuned.json"
     path.parent.mkdir()
     monkeypatch.delenv(TUNED.name, raising=False)
@@ -43,12 +40,12 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     tuned.read_again()
 
 
-def write(path: Path, *entries: TunedEntry) -> None:
+def write(path: Path, *entries: TunedEntry):
     path.write_text(to_text(entries))
     tuned.read_again()
 
 
-def test_the_file_is_where_the_variable_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_file_is_where_the_variable_says(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     for value, path in (
@@ -64,14 +61,14 @@ def test_the_file_is_where_the_variable_says(monkeypatch: pytest.MonkeyPatch, tm
     assert tuned_file() == tmp_path / "dilkit/tuned.json"
 
 
-def test_a_file_that_is_named_and_not_there_is_said(file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_file_that_is_named_and_not_there_is_said(file, monkeypatch, tmp_path):
     assert tuned.seconds(PROBLEM) == ()  # without a word: nobody asked for the usual one
     monkeypatch.setenv(TUNED.name, str(tmp_path / "misspelt.json"))
     with pytest.warns(UserWarning, match=r"misspelt.json is ignored: there is no such file; measure anew"):
         assert tuned.seconds(PROBLEM) == ()
 
 
-def test_the_measured_order_is_gone_by(file: Path) -> None:
+def test_the_measured_order_is_gone_by(file):
     assert select(PROBLEM).name == "native"
     write(file, entry())
     assert select(PROBLEM).name == "reference"
@@ -83,7 +80,7 @@ def test_the_measured_order_is_gone_by(file: Path) -> None:
     assert select(PROBLEM).name == "native"
 
 
-def test_the_operator_goes_by_it(file: Path) -> None:
+def test_the_operator_goes_by_it(file):
     used: list[tuple[str, str, int]] = []
     with registered(Recorder("seen", used)):
         x = torch.randn(1, 64, 4, 8)
@@ -94,14 +91,14 @@ def test_the_operator_goes_by_it(file: Path) -> None:
         assert len(used) == 1
 
 
-def test_backends_that_are_gone_and_those_unmeasured_do_no_harm(file: Path) -> None:
+def test_backends_that_are_gone_and_those_unmeasured_do_no_harm(file):
     write(file, entry(gone=0.1, reference=0.2))
     assert select(PROBLEM).name == "reference"
     with registered(Fake("mighty", 1000)):
         assert select(PROBLEM).name == "mighty"
 
 
-OTHERS: list[tuple[str, Any]] = [
+OTHERS = [
     *dict(dtype="float64", head_dim=16, is_causal=True, requires_grad=True, key_padding_mask=True, varlen=True).items(),
     *dict(kv_cache=True, dropout_p=0.1, seq=128, device=Device.assume("cpu")).items(),
     ("device", Device.assume("sm_61")),
@@ -113,13 +110,13 @@ OTHERS: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("field", "value"), OTHERS, ids=lambda x: x if isinstance(x, str) else "")
-def test_other_problems_go_by_the_table(file: Path, field: str, value: Any) -> None:
+def test_other_problems_go_by_the_table(file, field, value):
     write(file, entry())
     assert tuned.seconds(PROBLEM)
     assert tuned.seconds(replace(PROBLEM, **{field: value})) == ()
 
 
-def test_a_file_that_knows_no_such_features_is_of_calls_without_them(file: Path) -> None:
+def test_a_file_that_knows_no_such_features_is_of_calls_without_them(file):
     shape = dict(dtype="float32", head_dim=8, is_causal=False, requires_grad=False, branches="16/1 32/2", seq=64)
     file.write_text(json.dumps(dict(schema=1, entries=[dict(setup=vars(HERE), shape=shape, seconds=dict(reference=0.1))])))
     tuned.read_again()
@@ -128,12 +125,12 @@ def test_a_file_that_knows_no_such_features_is_of_calls_without_them(file: Path)
 
 
 @pytest.mark.parametrize("like", [dict(seq=50), dict(seq=90), dict(heads=8, kv_heads=2), dict(batch=3), dict(scale=2.0)], ids=str)
-def test_problems_alike_share_an_order(file: Path, like: dict[str, Any]) -> None:
+def test_problems_alike_share_an_order(file, like):
     write(file, entry())
     assert tuned.seconds(replace(PROBLEM, **{"kv_heads": None, **like}))
 
 
-def test_segments_longer_than_the_sequence_are_the_sequence() -> None:
+def test_segments_longer_than_the_sequence_are_the_sequence():
     patterns = (Pattern.dense(), Pattern([64], [1]), Pattern([1000], [1]), Pattern([60], [1]))
     assert {tuned.shape_of(replace(PROBLEM, pattern=p)).branches for p in patterns} == {"64/1"}
 
@@ -142,8 +139,7 @@ KERNEL = TunedKernel("triton 3.6.0", "forward", "bfloat16", 64)
 GOOD = json.loads(to_text([entry(), TunedEntry(HERE, KERNEL, (("64 x 32, 4 warps, 5 stages", 0.1),))]))
 
 
-def spoiled(*path: Any, value: Any = None) -> Any:
-    """The good file with the value at `path` replaced, or taken out for `...`."""
+def spoiled(*path, value=None):
     data = json.loads(json.dumps(GOOD))
     place = data
     for step in path[:-1]:
@@ -182,7 +178,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("content", "complaint"), BAD, ids=[complaint for _, complaint in BAD])
-def test_a_malformed_file_is_ignored_with_one_warning(file: Path, content: Any, complaint: str) -> None:
+def test_a_malformed_file_is_ignored_with_one_warning(file, content, complaint):
     raw = content if isinstance(content, bytes) else (content if isinstance(content, str) else json.dumps(content)).encode()
     file.write_bytes(raw)
     tuned.read_again()
@@ -198,7 +194,7 @@ def test_a_malformed_file_is_ignored_with_one_warning(file: Path, content: Any, 
         load(file)
 
 
-def test_a_warning_made_an_error_is_raised_once(file: Path) -> None:
+def test_a_warning_made_an_error_is_raised_once(file):
     file.write_text("{")
     tuned.read_again()
     with pytest.raises(UserWarning, match="is ignored"):
@@ -218,7 +214,7 @@ for whole in (FIRST, ("kernels", 0)):
 
 
 @given(st.sampled_from(PLACES), JSON)
-def test_any_value_anywhere_is_taken_or_refused(tmp_path_factory: pytest.TempPathFactory, place: Any, value: Any) -> None:
+def test_any_value_anywhere_is_taken_or_refused(tmp_path_factory, place, value):
     path = tmp_path_factory.getbasetemp() / "any.json"
     path.write_text(json.dumps(spoiled(*place, value=value)))
     try:
@@ -250,9 +246,7 @@ SIZED = st.builds(TunedEntry, SETUPS, KERNELS, st.tuples(st.tuples(SIZES, st.flo
 
 
 @given(st.lists(ENTRIES, max_size=4), st.lists(SIZED, max_size=2))
-def test_what_is_written_is_read(
-    tmp_path_factory: pytest.TempPathFactory, entries: list[TunedEntry], sized: list[TunedEntry]
-) -> None:
+def test_what_is_written_is_read(tmp_path_factory, entries, sized):
     path = tmp_path_factory.getbasetemp() / "written.json"
     path.write_text(to_text([*sized, *entries]), encoding="utf-8")
     assert load(path) == (*entries, *sized)
@@ -263,7 +257,7 @@ def test_what_is_written_is_read(
     [(dict(torch="1.0"), "torch 1.0"), (dict(dilkit="0.0"), "dilkit 0.0"), (dict(name="Another CPU"), "measured on Another CPU")],
     ids=str,
 )
-def test_a_stale_file_is_ignored_with_one_warning(file: Path, change: dict[str, str], says: str) -> None:
+def test_a_stale_file_is_ignored_with_one_warning(file, change, says):
     write(file, entry(setup=replace(HERE, **change)))
     with pytest.warns(UserWarning, match=r"tuned\.json is ignored: measured on") as caught:
         assert {select(replace(PROBLEM, seq=seq)).name for seq in (64, 128)} == {"native"}
@@ -273,7 +267,7 @@ def test_a_stale_file_is_ignored_with_one_warning(file: Path, change: dict[str, 
     assert f"this is {HERE}" in str(warning.message)
 
 
-def test_a_file_of_other_devices_beside_ours_is_not_stale(file: Path) -> None:
+def test_a_file_of_other_devices_beside_ours_is_not_stale(file):
     gpu = replace(HERE, device="cuda", name="NVIDIA H100", capability="9.0")
     write(file, entry(setup=gpu), entry(setup=replace(HERE, torch="1.0")), entry())
     assert select(PROBLEM).name == "reference"
@@ -283,7 +277,7 @@ def test_a_file_of_other_devices_beside_ours_is_not_stale(file: Path) -> None:
     assert tuned.seconds(replace(PROBLEM, device=Device("cuda", "NVIDIA H100", (9, 0))))
 
 
-def test_the_file_is_read_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_is_read_once(file, monkeypatch):
     write(file, entry())
     read = []
     monkeypatch.setattr(tuned, "load", lambda path: read.append(path) or load(path))
@@ -293,7 +287,7 @@ def test_the_file_is_read_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert read == [file]
 
 
-def test_the_variable_takes_effect_at_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variable_takes_effect_at_once(file, monkeypatch):
     write(file, entry())
     assert select(PROBLEM).name == "reference"
     monkeypatch.setenv(TUNED.name, "none")

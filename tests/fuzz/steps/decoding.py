@@ -1,6 +1,4 @@
-"""Sequences that are decoded: prompts, chunks and steps in any order, forked and taken back, each step against the oracle."""
-
-from __future__ import annotations
+"""Sequences that are decoded, each step against the oracle."""
 
 import importlib.util
 import math
@@ -25,14 +23,14 @@ Action = tuple[str, int, int]
 
 
 def decoded(
-    world: Any,
+    world,
     call: dict[str, Any],
     actions: Sequence[Action],
     page_rows: int,
     rollback: int = 3,
     stored: str | None = None,
     pages: int | None = None,
-) -> None:
+):
     """Decode a batch in every kind of cache by the same `actions`: a name, a slot and a number.
 
     "rows": add rows to the slot. "steps": add a few one by one. "segment": first add rows up to the start of all segments.
@@ -75,14 +73,13 @@ def _caches(one: Call, tensors: Tensors, page_rows: int, rollback: int, stored: 
 class _Whole:
     """The whole sequences, computed by the oracle, and how far a result may be from them."""
 
-    def __init__(self, one: Call, tensors: Tensors) -> None:
+    def __init__(self, one: Call, tensors: Tensors):
         self.problem = replace(one.case, gradients=True).problem(requires_grad=False)
         self.tensors = replace(tensors, dlse=None)
         self.expected = accuracy.expected(self.problem, self.tensors)
         self.bounds: Tensor | None = None
 
-    def check(self, text: int, start: int, out: Tensor, what: str) -> None:
-        """Raise `Wrong` unless `out` are the rows from `start` on of sequence `text`."""
+    def check(self, text: int, start: int, out: Tensor, what: str):
         own = text, slice(start, start + len(out))
         exact = self.expected.exact["out"][own]
         error = accuracy.distance(out, exact) if out.numel() else 0.0
@@ -97,13 +94,13 @@ class _Whole:
 class _Run:
     """Actions on one cache. `longest`: each slot's most tokens so far, from which rollback counts."""
 
-    def __init__(self, slots: Slots, whole: _Whole) -> None:
+    def __init__(self, slots: Slots, whole: _Whole):
         self.slots, self.whole, self.compared = slots, whole, 0
         self.rows: Rows = tuple(x.detach() for x in slots.tensors.qkv)
         self.seq, self.longest = slots.case.seq, [0] * len(slots.texts)
         self.period = math.lcm(*(branch.forgets_every for branch in slots.case.pattern.branches))
 
-    def act(self, name: str, slot: int, number: int) -> None:
+    def act(self, name: str, slot: int, number: int):
         slot %= len(self.longest)
         if name == "segment" and self.period < self.seq:
             self._attend(self._counts(slot, self.period - self.slots.seen[slot] % self.period))
@@ -119,7 +116,7 @@ class _Run:
         else:
             self._move(number)
 
-    def finish(self) -> None:
+    def finish(self):
         counts = [self.seq - seen for seen in self.slots.seen]
         if self._attend(counts) is None:
             for slot, count in enumerate(counts):
@@ -158,7 +155,7 @@ class _Run:
             self.slots.options = dict(self.slots.options, backend=None)
             return self.slots.attend(rows, counts)
 
-    def _draft(self, slot: int, number: int) -> None:
+    def _draft(self, slot: int, number: int):
         """Draft rows: all NaN of an odd number, half right and half wrong of an even one. The wrong ones are taken back.
 
         NaN lies in calls of its own: rows before one in the same call may get NaN, as docs/definition.md says.
@@ -177,7 +174,7 @@ class _Run:
         if self._attend(counts, wrong, right) is not None:
             self._crop(slot, end)
 
-    def _back(self, slot: int, number: int) -> None:
+    def _back(self, slot: int, number: int):
         length, most = max(0, self.slots.seen[slot] - number), self.slots.rollback
         if most is None or not length or length >= self.longest[slot] - most:
             self._crop(slot, length)
@@ -187,13 +184,12 @@ class _Run:
         except ValueError as error:
             require("length" in str(error), str(error))
 
-    def _crop(self, slot: int, length: int) -> None:
+    def _crop(self, slot: int, length: int):
         self.slots.crop(slot, length)
         for i in range(len(self.longest)) if self.slots.at_one_pace else (slot,):
             self.slots.seen[i], self.longest[i] = length, self.longest[i] if length else 0
 
-    def _move(self, number: int) -> None:
-        """Slots go round, or one becomes a copy of the next."""
+    def _move(self, number: int):
         size = len(self.longest)
         order = [(i + number) % size for i in range(size)]
         if number % 2:

@@ -1,6 +1,4 @@
-"""Arguments that do not fit: each is refused by a ValueError or TypeError that names it."""
-
-from __future__ import annotations
+"""Arguments that do not fit."""
 
 import pickle
 from dataclasses import replace
@@ -19,8 +17,7 @@ from dilkit.op.operators import backward_op, forward_op
 from dilkit.registry import backends
 
 
-def wrong(world: Any, call: dict[str, Any], argument: str, how: str) -> None:
-    """A call with one argument that does not fit."""
+def wrong(world, call: dict[str, Any], argument: str, how: str):
     one = Call.from_data(call)
     tensors, case = tensors_of(one), one.case
     given = dict(zip(("query", "key", "value"), tensors.qkv, strict=True))
@@ -31,7 +28,7 @@ def wrong(world: Any, call: dict[str, Any], argument: str, how: str) -> None:
     require_raises(lambda: dilated_attention(**given), DOES_NOT_FIT, *names_of(argument))
 
 
-def kind(world: Any, call: dict[str, Any], name: str, numbers: list[Any]) -> None:
+def kind(world, call: dict[str, Any], name: str, numbers: list[Any]):
     """Try a foreign kind beside the branches: right, or refused by name if no form has such numbers."""
     one, given = Call.from_data(call), [tuple(x) if isinstance(x, (list, tuple)) else x for x in numbers]
 
@@ -56,7 +53,7 @@ def _has_form(name: str, given: list[Any]) -> bool:
     return all(type(x) is int for run in runs for x in run) and all(0 <= start <= stop for start, stop in runs)
 
 
-def wrong_operator(world: Any, call: dict[str, Any], at: int, how: str, backward: bool) -> None:
+def wrong_operator(world, call: dict[str, Any], at: int, how: str, backward: bool):
     """An operator, called directly, with one tensor that does not fit; torch refuses some itself."""
     one = Call.from_data(call)
     tensors, case = tensors_of(one), one.case
@@ -70,7 +67,7 @@ def wrong_operator(world: Any, call: dict[str, Any], at: int, how: str, backward
     require_raises(lambda: op(*given, *rest), (*DOES_NOT_FIT, *BY_TORCH))
 
 
-def text(world: Any, call: dict[str, Any], at: int, cut: int, put: str) -> None:
+def text(world, call: dict[str, Any], at: int, cut: int, put: str):
     """An operator with a text that is not as dilkit writes it: computed, or refused."""
     one = Call.from_data(call)
     tensors, case = tensors_of(one), one.case
@@ -80,7 +77,7 @@ def text(world: Any, call: dict[str, Any], at: int, cut: int, put: str) -> None:
     attempt(lambda: forward_op(*tensors.qkv, tensors.mask, 1.0, text))
 
 
-def giant(world: Any, call: dict[str, Any], tokens: int, mask: bool) -> None:
+def giant(world, call: dict[str, Any], tokens: int, mask: bool):
     """A sequence of so many tokens in the memory of one that there is no room for the result."""
     one = Call.from_data(call)
     tensors = tensors_of(one)
@@ -93,7 +90,7 @@ def giant(world: Any, call: dict[str, Any], tokens: int, mask: bool) -> None:
     require_raises(action, (*DOES_NOT_FIT, RuntimeError, MemoryError))
 
 
-def pattern(world: Any, fields: dict[str, Any]) -> None:
+def pattern(world, fields: dict[str, Any]):
     """A pattern of any arguments: refused, or a value that survives JSON and pickle."""
     made = attempt(lambda: Pattern(**fields))
     if made is not None:
@@ -101,7 +98,7 @@ def pattern(world: Any, fields: dict[str, Any]) -> None:
         require(str(made) != made.describe(), "no description")
 
 
-def problem(world: Any, fields: dict[str, Any], device: Any) -> None:
+def problem(world, fields: dict[str, Any], device):
     """The facts of a call, any of them anything: refused, or explained."""
     where = attempt(lambda: Device.assume(device))
     made = attempt(lambda: Problem(pattern=Pattern([8, 16], [1, 2]), **fields, **({} if where is None else {"device": where})))

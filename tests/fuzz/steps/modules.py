@@ -1,7 +1,5 @@
 """The torch modules, against the same modules around the oracle."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -14,7 +12,7 @@ from dilkit.oracle import oracle_attention
 
 
 class _Oracle(nn.Module):
-    def __init__(self, pattern: Pattern) -> None:
+    def __init__(self, pattern: Pattern):
         super().__init__()
         self.pattern = pattern
 
@@ -22,8 +20,7 @@ class _Oracle(nn.Module):
         return oracle_attention(q, k, v, self.pattern, is_causal=is_causal, key_padding_mask=key_padding_mask)[0]
 
 
-def module(world: Any, call: dict[str, Any], rotary: bool, layer_norm: bool, cross: bool) -> None:
-    """A multi-head module in fp64, with all gradients: as around the oracle."""
+def module(world, call: dict[str, Any], rotary: bool, layer_norm: bool, cross: bool):
     one = Call.from_data(call)
     case, tensors = one.case, tensors_of(one)
     width = case.heads * case.head_dim

@@ -1,6 +1,4 @@
-"""Token orders and points: refused, or permutations, along which attention is right."""
-
-from __future__ import annotations
+"""Token orders and points."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,17 +20,17 @@ from dilkit.testing.accuracy import Results
 from dilkit.testing.tensors import Tensors
 
 
-def order(world: Any, shape: Sequence[int], curve: str, options: dict[str, Any]) -> None:
+def order(world, shape: Sequence[int], curve: str, options: dict[str, Any]):
     _check_permutation(attempt(lambda: dilkit.order(shape, curve, **options)))
 
 
-def permutation(world: Any, perm: list[Any], extra_tokens: int) -> None:
+def permutation(world, perm: list[Any], extra_tokens: int):
     made = attempt(lambda: TokenOrder.from_permutation(perm, extra_tokens=extra_tokens))
     require((made is not None) == (sorted(perm) == list(range(len(perm))) and perm != []), f"{perm} is taken for {made}")
     _check_permutation(made)
 
 
-def points(world: Any, coords: list[list[int]], bits: int | None, curve: str, dtype: str) -> None:
+def points(world, coords: list[list[int]], bits: int | None, curve: str, dtype: str):
     array = attempt(lambda: np.array(coords, dtype), (*_NO_ARRAY,))
     if array is None:
         return
@@ -46,7 +44,7 @@ def points(world: Any, coords: list[list[int]], bits: int | None, curve: str, dt
 _NO_ARRAY = (ValueError, TypeError, OverflowError)
 
 
-def ordered(world: Any, call: dict[str, Any], shape: Sequence[int], curves: Sequence[str], cut: int) -> None:
+def ordered(world, call: dict[str, Any], shape: Sequence[int], curves: Sequence[str], cut: int):
     one = Call.from_data(call)
     kv_heads = one.case.kv_heads or one.case.heads
     orders = [dilkit.order(shape, curve) for curve in curves][:kv_heads]
@@ -96,7 +94,7 @@ def _tensors_moved(tensors: Tensors, moved: Callable[[Tensor], Tensor], orders: 
     return Tensors(q, k, v, mask, dout, dlse, tensors.sink)
 
 
-def _check_permutation(made: TokenOrder | None) -> None:
+def _check_permutation(made: TokenOrder | None):
     if made is None:
         return
     tokens = torch.arange(len(made))

@@ -1,6 +1,4 @@
-"""Forward passes whose backward passes come later, after something was done to their tensors."""
-
-from __future__ import annotations
+"""Backward passes of earlier forward passes."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +21,7 @@ class Pending:
     outputs: tuple[Tensor, Tensor | None]
 
 
-def forward(world: Any, call: dict[str, Any]) -> None:
+def forward(world, call: dict[str, Any]):
     one = Call.from_data(call)
     tensors = tensors_of(one)
     inputs = leaves(one, tensors)
@@ -32,7 +30,7 @@ def forward(world: Any, call: dict[str, Any]) -> None:
     world.pending = [*world.pending, Pending(one, tensors, inputs, outputs)][-MOST_PENDING:]
 
 
-def backward(world: Any, at: int, after: str, which: int) -> None:
+def backward(world, at: int, after: str, which: int):
     """The backward pass of one that waits, after something was done to a tensor that it uses."""
     if not world.pending:
         return
@@ -55,5 +53,5 @@ def backward(world: Any, at: int, after: str, which: int) -> None:
         require_right(one.call, one.tensors, found)
 
 
-def _gradients(one: Pending) -> Any:
+def _gradients(one: Pending):
     return results(one.call, one.tensors, one.outputs, one.inputs)

@@ -1,7 +1,5 @@
 """Calls over ranks that are threads, with shards of any lengths."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -24,7 +22,7 @@ TIMEOUT = 100.0
 """Seconds; a rank that waits for so long raises CommTimeout, which is no error that a step expects."""
 
 
-def ranks(world: Any, call: dict[str, Any], cuts: Sequence[int], schedule: str, fuse_branches: bool, small: bool = False) -> None:
+def ranks(world, call: dict[str, Any], cuts: Sequence[int], schedule: str, fuse_branches: bool, small: bool = False):
     """The call over ranks: right, with as many bytes sent as planned, or refused where it has to be.
 
     `small`: by tiles and stacks of a few rows, of which a long sequence has as many.
@@ -84,7 +82,7 @@ def _refusal(one: Call, cuts: Sequence[int], schedule: str, fuse_branches: bool)
     return ""
 
 
-def wrong_rank(world: Any, call: dict[str, Any], cuts: Sequence[int], rank: int, argument: str, how: str) -> None:
+def wrong_rank(world, call: dict[str, Any], cuts: Sequence[int], rank: int, argument: str, how: str):
     """The call over ranks, with a wrong argument on one: all raise."""
     one = Call.from_data(call)
     tensors = tensors_of(one)

@@ -1,6 +1,4 @@
-"""Calls, forward and backward, one at a time or several at once, and the settings that they run under."""
-
-from __future__ import annotations
+"""Single calls, several at once, and settings."""
 
 import os
 from contextlib import nullcontext
@@ -15,7 +13,7 @@ from dilkit import dilated_attention, plan
 from dilkit.testing.poison import poisoned_memory
 
 
-def call(world: Any, call: dict[str, Any]) -> None:
+def call(world, call: dict[str, Any]):
     one = Call.from_data(call)
     tensors = tensors_of(one)
     with poisoned_memory() if one.way in ("function", "operator") else nullcontext():
@@ -23,7 +21,7 @@ def call(world: Any, call: dict[str, Any]) -> None:
     require_right(one, tensors, found)
 
 
-def again(world: Any, call: dict[str, Any], threads: int) -> None:
+def again(world, call: dict[str, Any], threads: int):
     """Call twice, with other threads and an empty cache: the same bits by the CPU kernel."""
     one = replace(Call.from_data(call), backend="native")
     tensors = tensors_of(one)
@@ -35,8 +33,7 @@ def again(world: Any, call: dict[str, Any], threads: int) -> None:
     require_same(first, second, f"with {before} and {threads} threads")
 
 
-def empty(world: Any, call: dict[str, Any], batch: bool) -> None:
-    """No sequences, or none with a token: nothing, and gradients of nothing."""
+def empty(world, call: dict[str, Any], batch: bool):
     one = Call.from_data(call)
     qkv = [x.detach().narrow(0 if batch else 1, 0, 0).requires_grad_() for x in tensors_of(one).qkv]
     out = dilated_attention(*qkv, one.case.pattern, backend=one.backend)
@@ -44,7 +41,7 @@ def empty(world: Any, call: dict[str, Any], batch: bool) -> None:
     require(out.shape == qkv[0].shape and all(x.grad is not None and x.grad.shape == x.shape for x in qkv), "shapes differ")
 
 
-def together(world: Any, calls: list[dict[str, Any]], clears: int) -> None:
+def together(world, calls: list[dict[str, Any]], clears: int):
     """Each call in a thread of its own, while another thread clears the cache."""
     each = [Call.from_data(call) for call in calls]
     given = [tensors_of(one) for one in each]
@@ -54,14 +51,14 @@ def together(world: Any, calls: list[dict[str, Any]], clears: int) -> None:
         require_right(one, tensors, result)
 
 
-def set_to(world: Any, name: str, value: str) -> None:
+def set_to(world, name: str, value: str):
     if name == "threads":
         torch.set_num_threads(int(value))
     else:
         os.environ[name] = value
 
 
-def clear(world: Any) -> None:
+def clear(world):
     plan.cache_clear()
     info = plan.cache_info()
     require(info.entries == info.bytes == 0, f"the cache is not empty: {info}")

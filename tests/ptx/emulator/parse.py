@@ -24,8 +24,6 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Label:
-    """`$name:` in a kernel, at a line."""
-
     line: int
     name: str
 
@@ -118,8 +116,6 @@ def _parameters(text: str) -> tuple[Parameter, ...]:
 
 
 class _Body:
-    """Reader of the statements of a kernel."""
-
     def __init__(self, arrays: list[Array]) -> None:
         self.registers: dict[str, str] = {}
         self.arrays, self.statements = arrays, list[Instruction | Label]()

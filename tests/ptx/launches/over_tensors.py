@@ -1,4 +1,4 @@
-"""A launch over torch's tensors."""
+"""Launches over torch's tensors."""
 
 from __future__ import annotations
 

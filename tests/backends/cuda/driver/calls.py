@@ -7,8 +7,6 @@ loaded before CuPy asks for one; two functions of CUDA's runtime, whose copy in 
 torch's runtime, which a build for CPUs lacks. Memory of the device is the CPU's.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import sys
@@ -27,9 +25,9 @@ STATIC_LIMIT, OPT_IN_LIMIT, OF_MULTIPROCESSOR, MOST_THREADS = 48 * 1024, 227 * 1
 
 
 class Driver:
-    """CUDA's driver: it refuses what the true one refuses, and notes calls: device, stream, name, two numbers."""
+    """A stand-in for CUDA's driver, which notes calls."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str):
         self.events: list[tuple[str, int, int, str, int, int]] = []
         self.current, self.contexts = -1, [False, False]
         self.stream, self.stream_number, self.captures = 0, 0, False
@@ -39,11 +37,11 @@ class Driver:
         self._answer = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(ctypes.c_int64))(self._call)
         ctypes.CDLL(path).stub_answer(self._answer)
 
-    def _call(self, name: bytes, given: Any) -> int:
+    def _call(self, name: bytes, given) -> int:
         code: int | None = getattr(self, name.decode())(*given[:10])
         return code or 0
 
-    def note(self, call: str, name: str, first: int, second: int, stream: int = 0) -> None:
+    def note(self, call: str, name: str, first: int, second: int, stream: int = 0):
         self.events.append((call, self.current, stream, name, first, second))
 
     def exchange(self, device: int) -> int:
@@ -64,10 +62,10 @@ class Driver:
         ctypes.c_int64.from_address(place).value = 1 + self.current
         return self.note("cuModuleLoadData", "", 0, 0)
 
-    def cuModuleUnload(self, *_: int) -> None:
+    def cuModuleUnload(self, *_: int):
         pass
 
-    def cuModuleGetFunction(self, place: int, module: int, name: int, *_: int) -> None:
+    def cuModuleGetFunction(self, place: int, module: int, name: int, *_: int):
         self.functions.append(SimpleNamespace(device=module - 1, name=ctypes.string_at(name).decode(), most_dynamic=STATIC_LIMIT))
         ctypes.c_int64.from_address(place).value = len(self.functions)
         self.note("cuModuleGetFunction", self.functions[-1].name, 0, 0)
@@ -107,7 +105,7 @@ class Driver:
         ctypes.c_int64.from_address(place).value = self.stream_number if stream else 0
         return INVALID_HANDLE if stream and self.current != DEVICE else None
 
-    def cuGetErrorName(self, code: int, place: int, *_: int) -> None:
+    def cuGetErrorName(self, code: int, place: int, *_: int):
         ctypes.c_int64.from_address(place).value = ctypes.addressof(self.text)
 
     cuGetErrorString = cuGetErrorName
@@ -118,7 +116,7 @@ def unsigned(number: int) -> int:
     return number & 0xFFFFFFFF
 
 
-def stand_in_for_cudas_runtime(driver: Driver) -> None:
+def stand_in_for_cudas_runtime(driver: Driver):
     """Before CuPy's modules bind its function that makes a context current on a thread: here one is."""
     from cupy_backends.cuda.api import runtime
 
@@ -139,7 +137,7 @@ kept: list[Any] = []
 """What capsules point to."""
 
 
-def stand_in_for_torchs_runtime(driver: Driver) -> None:
+def stand_in_for_torchs_runtime(driver: Driver):
     """Give torch a runtime: its guard makes no device without a context current again."""
     import torch
 
@@ -155,7 +153,7 @@ def stand_in_for_torchs_runtime(driver: Driver) -> None:
 
 
 class Calls:
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver):
         import torch
 
         import dilkit
@@ -179,7 +177,7 @@ class Calls:
         seen = dict(events=driver.events, stream=stream, counters=self.counters, arrived=self.arrived)
         return seen | dict(device=driver.current, contexts=[*driver.contexts])
 
-    def _note(self, name: str, given: int) -> None:
+    def _note(self, name: str, given: int):
         """At once, also of what is captured: memory of a call is another's after it."""
         import numpy as np
 
@@ -192,7 +190,7 @@ class Calls:
         self.arrived &= bool(arguments["seq"] == 256 and (name == "row_dots" or addresses == here))
 
 
-def main() -> None:
+def main():
     driver = Driver(sys.argv[1])
     stand_in_for_cudas_runtime(driver)
     stand_in_for_torchs_runtime(driver)

@@ -1,11 +1,8 @@
-"""The emulator by itself: its language, meanings of instructions, faults that it notices, places of matrices in lanes."""
-
-from __future__ import annotations
+"""The emulator by itself."""
 
 import doctest
 import re
 import shutil
-from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -17,7 +14,6 @@ from ptx.emulator.library import translate
 from ptx.emulator.parse import Array, Entry, Instruction, Label, Parameter, entry_of, parse, split
 
 PACKAGE = MACHINE.parent
-TESTS = PACKAGE.parents[1]
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 
 TEXT = """
@@ -60,7 +56,7 @@ def run(body: str, numbers: np.ndarray[Any, Any], **options: Any) -> None:
 
 
 @needs_gcc
-def test_the_example_is_right() -> None:
+def test_the_example_is_right():
     assert doctest.testmod(emulator) == (0, 6)
 
 
@@ -73,19 +69,19 @@ def test_the_example_is_right() -> None:
         ([np.zeros((2, 2))[:, 0]], "strides (16,) is not contiguous"),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused(arguments: list[Any], said: str) -> None:
+def test_arguments_that_do_not_fit_are_refused(arguments, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         Emulator().launch(TEXT.format(body=""), arguments, blocks=1, threads=32)
 
 
-def test_a_kernel_without_a_model_is_refused() -> None:
+def test_a_kernel_without_a_model_is_refused():
     emulated = Emulator()
     with pytest.raises(NotModelled, match="f for sm_80 has wgmma, which the emulator does not model"):
         emulated.launch(TEXT.format(body="wgmma.fence.sync.aligned;"), [bytes(16)], blocks=1, threads=32)
     assert emulated.not_modelled.startswith("f for sm_80")
 
 
-def test_a_kernel_is_parsed() -> None:
+def test_a_kernel_is_parsed():
     text = TEXT.format(body="$L: @!%p1 bra $L;\n{ .reg .b16 t; mov.b32 {t, %rs1}, %r2; }")
     kernel = parse(text)
     assert entry_of(text) == Entry("f", "sm_80", kernel.parameters)
@@ -112,18 +108,18 @@ def test_a_kernel_is_parsed() -> None:
         ("atom.global.add.b32 %r2, [%rd2], 1;", "an unknown instruction"),
     ],
 )
-def test_what_has_no_meaning_is_refused(body: str, what: str) -> None:
+def test_what_has_no_meaning_is_refused(body, what):
     with pytest.raises(UnknownPTX, match=re.escape(what)):
         translate(TEXT.format(body=body))
 
 
-def test_counts_are_named_in_the_order_of_the_machine() -> None:
+def test_counts_are_named_in_the_order_of_the_machine():
     names = re.search(r"enum \{\n(.*?),\n    COUNTS\n\};", (MACHINE / "thread.h").read_text(), re.DOTALL)
     assert names is not None
     assert tuple(name.strip().lower() for name in names[1].split(",")) == FIELDS
 
 
-MEANINGS: dict[str, Callable[[int, int], int]] = {
+MEANINGS = {
     "mov.u32 %r2, %r7;": lambda x, t: 0xDEADBEEF,
     "cvt.u32.u16 %r2, %rs3;": lambda x, t: 0xDEAD,
     "mov.b32 %r2, %f3;": lambda x, t: 0x7FC00000,
@@ -169,7 +165,7 @@ MEANINGS: dict[str, Callable[[int, int], int]] = {
 @pytest.mark.slow
 @needs_gcc
 @pytest.mark.parametrize("body", MEANINGS)
-def test_an_instruction_means_what_it_should(body: str) -> None:
+def test_an_instruction_means_what_it_should(body):
     numbers = np.random.default_rng(0).integers(0, 2**32, 32, dtype=np.uint32)
     expected = [MEANINGS[body](int(x), lane) % 2**32 for lane, x in enumerate(numbers)]
     run(body, numbers)
@@ -178,7 +174,7 @@ def test_an_instruction_means_what_it_should(body: str) -> None:
 
 @pytest.mark.slow
 @needs_gcc
-def test_the_smallest_number_is_off_by_no_more_than_units() -> None:
+def test_the_smallest_number_is_off_by_no_more_than_units():
     """2 units below it are not what follows when its bits are read as a whole number, which is NaN."""
     numbers = np.full(32, 9, np.uint32)
     run("ex2.approx.f32 %r2, 0fC3150000;", numbers, rounding=Rounding(ulps=2))
@@ -210,7 +206,7 @@ BROKEN = {
 @pytest.mark.slow
 @needs_gcc
 @pytest.mark.parametrize("body", BROKEN)
-def test_what_is_not_allowed_is_noticed(body: str) -> None:
+def test_what_is_not_allowed_is_noticed(body):
     with pytest.raises(PTXError, match=re.escape(BROKEN[body])):
         run(body, np.zeros(32, np.uint32))
 
@@ -221,7 +217,7 @@ def table(name: str) -> list[list[int]]:
     return [[*map(int, row.split(","))] for row in re.findall(r"\{([^{}]+)\}", text[1])]
 
 
-def test_lanes_have_what_the_ptx_isa_says() -> None:
+def test_lanes_have_what_the_ptx_isa_says():
     """Matrix Fragments for mma.m16n8k8, for mma.m16n8k16 with floating point type, and of ldmatrix; groups are of four lanes."""
     for lane, value in product(range(32), range(8)):
         group, own = divmod(lane, 4)
