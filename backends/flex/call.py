@@ -241,7 +241,8 @@ def _packed_blocks(problem: Problem, number: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _block_mask(blocks: tuple[Tensor, Tensor], mask_mod: Mod, lengths: tuple[int, int]) -> Any:
-    some, whole = torch.broadcast_tensors(*(x if x.dim() == 4 else x[None] for x in blocks))  # kernels stride over both alike
+    some, whole = (x if x.dim() == 4 else x[None] for x in blocks)
+    whole = whole.expand_as(some)  # kernels stride over both alike
     return flex_attention.BlockMask.from_kv_blocks(
         *listed(some & ~whole), *listed(whole), BLOCK_SIZE=BLOCK, mask_mod=mask_mod, seq_lengths=lengths
     )

@@ -157,11 +157,17 @@ class Calls:
         import torch
 
         import dilkit
-        from dilkit.backends.cuda import backend
+        from dilkit.backends.cuda.backend import CupyRaw
         from dilkit.inputs import Inputs
 
-        backend._device = lambda query: torch.device("cuda", DEVICE)
-        self.driver, self.backend = driver, backend.CupyRaw(capability=(9, 0))
+        class OnDevice(torch.Tensor):
+            device = torch.device("cuda", DEVICE)
+
+        class Backend(CupyRaw):
+            def launch_role(self, role, tensors, *rest):
+                super().launch_role(role, tensors | {"query": tensors["query"].as_subclass(OnDevice)}, *rest)
+
+        self.driver, self.backend = driver, Backend(capability=(9, 0))
         options = dict(seq=256, heads=2, head_dim=128, dtype="float16", is_causal=True, requires_grad=True)
         self.problem = dilkit.Problem(pattern=dilkit.Pattern([256], [1]), **options)
         self.inputs = Inputs(*torch.zeros(3, 1, 256, 2, 128, dtype=torch.float16))
