@@ -49,7 +49,7 @@ class Inputs(NamedTuple):
     dropout: Dropout | None = None
     """Which weights are dropped: `dropout.kept(heads, rows, keys, batch)`, and `dropout.factor` multiplies the others."""
     bias: LoweredBias | None = None
-    """What is added to the scores: `weights` `(heads, entries)`, or by query `(heads, batch, seq, entries)`, and, if
+    """Tensors added to the scores: `weights` `(heads, entries)`, or by query `(heads, batch, seq, entries)`, and, if
     `problem.bias.placed`, `positions` of the keys' rows.
     """
     block_layout: Tensor | None = None

@@ -101,7 +101,7 @@ def described(problem: Problem, order: ClassOrder) -> str:
 
 @dataclass(frozen=True)
 class ClassTables:
-    """What calls of a pattern in class order share, on their device."""
+    """Tables on a device that calls of a pattern in class order share."""
 
     count: Shows
     tokens: Tensor

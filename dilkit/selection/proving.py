@@ -23,9 +23,10 @@ from dilkit.bias.base import Bias
 from dilkit.bias.form import BiasForm
 from dilkit.decoding import DilatedCache, PagedCache
 from dilkit.pattern import BlockSparse, DilatedSegment, Documents, GlobalTokens, Pattern, Prefix, SlidingWindow, Strided
+from dilkit.testing.bias_forms import form_like
 from dilkit.testing.biases import made_bias
 from dilkit.testing.conformance import check
-from dilkit.testing.problems import Case, form_like
+from dilkit.testing.problems import Case
 
 NESTED = Pattern([32, 64, 128], [1, 2, 4])
 RAGGED = Pattern([100, 150, 330], [1, 3, 5])

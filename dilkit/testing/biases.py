@@ -10,7 +10,7 @@ from dilkit.bias.base import Bias
 from dilkit.bias.form import BiasForm
 from dilkit.bias.rows import RowTable
 from dilkit.bias.tables import CoordinateTable, GridTable, RelativeTable, t5_buckets
-from dilkit.testing.problems import BIAS_FORMS
+from dilkit.testing.bias_forms import BIAS_FORMS
 
 
 def made_bias(

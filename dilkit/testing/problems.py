@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dilkit.bias.form import BiasForm
 from dilkit.device import Device, probe
 from dilkit.pattern import (
     BlockSparse,
@@ -26,6 +25,7 @@ from dilkit.pattern import (
 )
 from dilkit.pattern.text import RULES
 from dilkit.problem import DTYPES, Problem, default_offset
+from dilkit.testing.bias_forms import BIAS_FORMS
 
 NESTED = Pattern([8, 16, 32], [1, 2, 4])
 RAGGED = Pattern([6, 10, 21], [1, 3, 5])
@@ -41,43 +41,6 @@ MIXED = 80
 BLOCKS = "bools", "bools by head", "numbers", "numbers for all"
 """Block layouts of a call: bools or numbers, for how many heads; "for all": also for all of a batch. Intervals are of all heads
 with "bools", else by head."""
-
-BIAS_FORMS = {
-    "alibi": BiasForm(),
-    "euclidean": BiasForm(dims=2, metric="euclidean", placed=True),
-    "l1": BiasForm(dims=3, metric="l1", placed=True),
-    "max": BiasForm(dims=2, metric="max", placed=True),
-    "euclidean in space": BiasForm(dims=3, metric="euclidean", placed=True),
-    "l1 in a plane": BiasForm(dims=2, metric="l1", placed=True),
-    "max in space": BiasForm(dims=3, metric="max", placed=True),
-    "in a line": BiasForm(dims=1, metric="euclidean", placed=True),
-    "neutral": BiasForm(dims=2, metric="euclidean", placed=True, neutral=True),
-    "neutral in space": BiasForm(dims=3, metric="max", placed=True, neutral=True),
-    "clipped": BiasForm(sizes=(15,)),
-    "buckets": BiasForm(sizes=(2 * 20 + 1,)),
-    "grid in a line": BiasForm(sizes=(9,), placed=True),
-    "grid": BiasForm(dims=2, sizes=(5, 7), placed=True),
-    "grid in space": BiasForm(dims=3, sizes=(3, 3, 5), placed=True),
-    "axes": BiasForm(dims=2, sizes=(5, 7), placed=True, by_axis=True),
-    "axes in space": BiasForm(dims=3, sizes=(5, 3, 7), placed=True, by_axis=True),
-    "rows": BiasForm(sizes=(15,), by_query=True),
-    "rows in a line": BiasForm(sizes=(9,), placed=True, by_query=True),
-    "rows on a grid": BiasForm(dims=2, sizes=(5, 11), placed=True, by_axis=True, by_query=True),
-    "rows in space": BiasForm(dims=3, sizes=(5, 3, 7), placed=True, by_axis=True, by_query=True),
-}
-
-CACHED_BIASES = [name for name, form in BIAS_FORMS.items() if not form.by_query]
-
-
-def form_like(form: BiasForm) -> str:
-    """Return the name in `BIAS_FORMS` of a form that kernels compute with the same code as `form`.
-
-    >>> from dilkit.bias.form import BiasForm
-    >>> from dilkit.testing.problems import form_like
-    >>> form_like(BiasForm(dims=2, sizes=(27, 27), placed=True, learned=True))
-    'grid'
-    """
-    return next(name for name, known in BIAS_FORMS.items() if known.code == form.code)
 
 
 @dataclass(frozen=True, kw_only=True)

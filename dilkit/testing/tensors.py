@@ -13,9 +13,10 @@ from dilkit.bias.base import Bias
 from dilkit.op.boundary import lse_dtype
 from dilkit.pattern import Intervals
 from dilkit.problem import Problem
+from dilkit.testing.bias_forms import BIAS_FORMS
 from dilkit.testing.biases import made_bias
 from dilkit.testing.poison import poisoned
-from dilkit.testing.problems import BIAS_FORMS, BLOCKS, Case
+from dilkit.testing.problems import BLOCKS, Case
 
 LARGE = {"float64": (1e4, 1e4), "float32": (1e4, 1e4), "bfloat16": (1e4, 1e4), "float16": (30.0, 300.0)}
 """Largest (query or key, value) of "large" cases: what plain torch math in the dtype can still multiply without overflow."""
@@ -37,7 +38,7 @@ class Tensors:
     sink: Tensor | None = None
     bias: Bias | None = None
     given: dict[str, Tensor] = field(default_factory=dict)
-    """What the call gives a branch of the pattern, by its argument."""
+    """Return the tensors that the call gives a branch of the pattern, by argument."""
 
     @classmethod
     def random(cls, problem: Problem, seed: int = 0) -> Tensors:

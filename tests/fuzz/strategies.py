@@ -14,7 +14,8 @@ from dilkit import Neighborhood, Pattern
 from dilkit.orders.checks import CURVES
 from dilkit.problem import DTYPES, STORED
 from dilkit.registry import backends
-from dilkit.testing.problems import BIAS_FORMS, CACHED_BIASES, Case
+from dilkit.testing.bias_forms import BIAS_FORMS, CACHED_BIASES
+from dilkit.testing.problems import Case
 
 BACKENDS = ("native", "native", "native", "sdpa", "reference")
 MASKS = ("none", "none", "random", "left", "right", "element", "all")

@@ -10,7 +10,8 @@ from helpers.pairwise import diagonal
 
 from dilkit import BlockSparse, DilatedSegment, Documents, GlobalTokens, Pattern, Prefix, SlidingWindow, Strided
 from dilkit.problem import DTYPES, STORED
-from dilkit.testing.problems import CACHED_BIASES, Case
+from dilkit.testing.bias_forms import CACHED_BIASES
+from dilkit.testing.problems import Case
 
 SEQ = 40
 PATTERNS = {

@@ -35,7 +35,7 @@ class FlexOnCpu(Flex):
 
 
 class FlexInClasses(FlexOnCpu):
-    """The same in class order wherever there is one, whether it pays or not."""
+    """`FlexOnCpu` in class order wherever there is one, even if it does not pay."""
 
     name = "flex_in_classes"
 

@@ -30,7 +30,8 @@ from dilkit.decoding.stores import kept_count
 from dilkit.oracle import oracle_attention
 from dilkit.pattern.checks import WHOLE_SEQUENCE
 from dilkit.problem import DTYPES, STORED
-from dilkit.testing.problems import CACHED_BIASES, LAYOUTS, Case
+from dilkit.testing.bias_forms import CACHED_BIASES
+from dilkit.testing.problems import LAYOUTS, Case
 
 SEQ, BATCH, HEAD_DIM = 40, 2, 4
 ROW = 2 * BATCH * HEAD_DIM * 8

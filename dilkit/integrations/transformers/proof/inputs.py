@@ -27,7 +27,7 @@ MEDIA = (
     "encoder_hidden_states",
 )
 FORMS = 16
-"""How many forms of the same arguments are tried."""
+"""Forms of the same arguments that are tried, at most."""
 
 
 def inputs_of(model: Any) -> Iterator[dict[str, Any]]:

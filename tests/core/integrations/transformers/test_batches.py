@@ -406,7 +406,7 @@ def test_windows_on_both_sides_of_a_token(name, window, side):
 
 @pytest.mark.parametrize("side", ["left", "right", "between"])
 def test_weights_that_are_asked_for(side):
-    """Those of eager attention; of a pattern that counts tokens alone, those of each sequence alone."""
+    """The weights are those of eager attention, or of each sequence alone if the pattern counts tokens alone."""
     parts, batch = sequences(), padded(sequences(), side)
     tokens = batch["attention_mask"].bool()
     with torch.no_grad():
@@ -440,7 +440,7 @@ def test_windows_that_the_model_does_not_compute_are_refused():
     ],
 )
 def test_windows_that_no_mask_shows_are_those_that_a_layer_hands_on(options, words):
-    """As under `torch.compile`, which hides them."""
+    """Masks are hidden, as under `torch.compile`."""
     layer = llama().model.layers[0].self_attn
     with pytest.raises(ValueError, match=words):
         check_own(layer, Pattern.mistral(WINDOW), TokenMask(True, 12, 12), options)

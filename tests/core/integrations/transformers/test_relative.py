@@ -77,7 +77,7 @@ MODELS = {
     "sam sdpa": (lambda: sam("sdpa"), (2, 3, 40, 40), False),
     "sam eager": (lambda: sam("eager"), (2, 3, 40, 40), False),
 }
-"""How each is made, the shape of what it is given, and whether a part of that is padding."""
+"""Models: a function that makes one, the shape of its input, True if a part of that is padding."""
 
 
 def made(make: Callable[[], Any]):
