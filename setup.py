@@ -32,7 +32,7 @@ C_FOLDERS = {
     "dilkit/orders/_points.pyx": "dilkit/orders/c/points",
 }
 WINDOWS = sys.platform == "win32"
-"""Where there are no POSIX threads: extensions with C files are left out, and refused with a reason when they are asked for."""
+"""True without POSIX threads: extensions with C files are left out, and refused with a reason when they are asked for."""
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 AVX512 = ["-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mfma"]
 AVX512BF16 = [*AVX512, "-mavx512bf16"]
@@ -94,7 +94,7 @@ class BuildExtensions(build_ext):
     """Compiles what is dispatched once for each instruction set that the compiler knows, each file with its own flags."""
 
     def finalize_options(self):
-        """As many extensions at a time as there are processors: together they take a minute on one."""
+        """Build as many extensions at a time as there are processors: together they take a minute on one."""
         super().finalize_options()
         self.parallel = self.parallel or os.cpu_count()
 
@@ -119,7 +119,7 @@ class BuildExtensions(build_ext):
             built.with_name(built.name.partition(".")[0] + sysconfig.get_config_var("EXT_SUFFIX")).unlink(missing_ok=True)
 
     def understands(self, flags):
-        """Whether the compiler takes `flags`: one from before an instruction set leaves that out."""
+        """True if the compiler takes `flags`: one from before an instruction set leaves that out."""
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder, "empty.c")
             source.write_text("int nothing;\n")

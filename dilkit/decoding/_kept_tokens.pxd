@@ -9,18 +9,21 @@ cdef struct Seen:
 
 cdef class KeptTokens:
     cdef readonly object branch
-    cdef readonly int64_t place, head, head_step, heads
-    cdef readonly bint masked
+    cdef readonly int64_t place, head, head_step, heads, total
+    cdef readonly bint masked, by_pairs
+    cdef public object unserved, listed  # what `spans.py` has computed of it: a mask, and the tokens of the first indices
     cdef tuple arguments  # of which it was made, for copies
-    cdef int64_t round  # indices of a round, at whose end all are forgotten; 0: none is
 
     cdef int64_t before_token(self, int64_t token) noexcept
     cdef Seen seen_by(self, int64_t row) noexcept
     cdef int64_t needed_from(self, int64_t row) noexcept
+    cdef int64_t most(self, int64_t rollback) noexcept
+    cdef int64_t at_once(self, int64_t row) noexcept
 
-cdef class OfGlobal(KeptTokens):
+cdef class OfRuns(KeptTokens):
     cdef const int64_t[:, ::1] rows, columns
-    cdef const int64_t[::1] places
+    cdef const int64_t[::1] before_run  # kept tokens before each run
+    cdef int64_t end  # after the last row that sees them
 
 
 cdef inline void place(int64_t *line, int64_t number, int64_t offset, int64_t sequence, int64_t head) noexcept:

@@ -1,9 +1,9 @@
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dilkit.pattern import Branch, Pattern
 from dilkit.pattern.heads import Heads
-from dilkit.pattern.lowering import Segments
 
 class KeptTokens:
     branch: Branch
@@ -11,25 +11,16 @@ class KeptTokens:
     head: int
     head_step: int
     heads: int
+    total: int
     masked: bool
+    by_pairs: bool
+    unserved: Tensor | None
+    listed: Tensor | None
 
     def before(self, token: int) -> int: ...
     def tokens(self, indices: range) -> range | NDArray[np.int64]: ...
     def seen(self, row: int) -> range: ...
     def needed(self, row: int) -> int: ...
+    def needed_after_crop(self, row: int) -> int: ...
 
-class OfSegments(KeptTokens):
-    length: int
-    rate: int
-    offset: int
-
-class OfBand(KeptTokens):
-    def __init__(self, branch: Branch, place: int, heads: range, masked: bool, first: int, back: int, rate: int) -> None: ...
-
-class OfGlobal(KeptTokens):
-    def __init__(
-        self, branch: Branch, place: int, heads: range, masked: bool, columns: NDArray[np.int64], rows: NDArray[np.int64]
-    ) -> None: ...
-
-def kept_tokens(pattern: Pattern, given: Heads) -> tuple[tuple[KeptTokens, ...], ...]: ...
-def kept_of_segments(form: Segments, group: int, branch: Branch | None = None, place: int = 0) -> tuple[OfSegments, ...]: ...
+def kept_tokens(pattern: Pattern, given: Heads) -> tuple[KeptTokens, ...]: ...

@@ -5,20 +5,27 @@ DilatedSegment(6, 2), heads of offset 1     token    0 1 2 3 4 5 | 6 7 8 9 ...
                                             index      0   1   2     3   4         row 9 sees 3, 4: those of its segment
 
 A branch is one or several of these; no key/value head is in two that show it the same key. Where an index lies is for caches to say: in
-a slot (`_tables.pyx`), in a page (`paged/`), or at its token where all are kept. In C: it is asked at every step, for each branch.
+a slot of a ring or in a page (`_streams.pyx`), or at its token where all are kept (`_tables.pyx`). In C: it is asked at every step, for each
+branch.
 """
 
 from libc.stdint cimport int64_t
 
+import math
 from collections import defaultdict
 
 import numpy as np
 
 from dilkit.pattern.checks import WHOLE_SEQUENCE
 from dilkit.pattern.lowering import Band, Global, Segments, forms_of
+from dilkit.pattern.runs import UNBOUNDED
+
+ROWS_AT_ONCE = 64
+"""Rows of a chunk that are held against a window together: so many rows more may be kept for them."""
 
 NONE = range(0)
 cdef Seen NOTHING = Seen(0, 0, 1, 0, 1)
+cdef int64_t NO_LIMIT = UNBOUNDED
 
 
 cdef inline int64_t shares(int64_t number, int64_t size) noexcept:
@@ -37,14 +44,15 @@ cdef bint is_in(const int64_t[:, ::1] runs, int64_t token) noexcept:
 cdef class KeptTokens:
     """Tokens of `branch`, number `place` of the pattern, that are kept for the key/value heads `head`, `head + head_step`, ..., `heads` of them.
 
-    `masked`: whether some query heads see only a part of what `seen` says, or nothing of it, by what the branch says of pairs.
+    `masked`: whether some query heads see only a part of `seen`, or nothing of it, by the pairs of the branch; `by_pairs`:
+    which part differs from row to row. `total`: of all tokens that are ever kept; 0: of any number.
     """
 
     def __cinit__(self, *arguments):
         self.arguments = arguments
 
-    def __init__(self, branch, int64_t place, heads, bint masked):
-        self.branch, self.place, self.masked, self.round = branch, place, masked, 0
+    def __init__(self, branch, int64_t place, heads, bint masked, bint by_pairs=False):
+        self.branch, self.place, self.masked, self.by_pairs, self.total = branch, place, masked, by_pairs, 0
         self.head, self.head_step, self.heads = heads.start, heads.step, len(heads)
 
     def __reduce__(self):
@@ -58,6 +66,14 @@ cdef class KeptTokens:
 
     cdef int64_t needed_from(self, int64_t row) noexcept:
         return 0
+
+    cdef int64_t most(self, int64_t rollback) noexcept:
+        """Count the kept tokens that are ever needed, at most, by rows that come one by one."""
+        return self.total or NO_LIMIT
+
+    cdef int64_t at_once(self, int64_t row) noexcept:
+        """Count the rows from `row` on that may come together without many more being needed."""
+        return ROWS_AT_ONCE
 
     def before(self, int64_t token):
         return self.before_token(token)
@@ -74,11 +90,15 @@ cdef class KeptTokens:
         """Return the first index that a row from `row` on sees, or that of the next to come if none of these is seen."""
         return self.needed_from(row)
 
+    def needed_after_crop(self, int64_t row):
+        """Return the first index that a row from `row` on sees, or one before it to which a cache can be cropped."""
+        return self.needed_from(row)
+
 
 cdef class OfSegments(KeptTokens):
     """`offset`, `offset + rate`, ... of each segment of `length` tokens: `round` of them."""
 
-    cdef readonly int64_t length, rate, offset
+    cdef int64_t length, rate, offset, round
 
     def __init__(self, branch, int64_t place, heads, bint masked, int64_t length, int64_t rate, int64_t offset):
         KeptTokens.__init__(self, branch, place, heads, masked)
@@ -97,6 +117,15 @@ cdef class OfSegments(KeptTokens):
         cdef bint is_over = row % self.length > self.offset + (self.round - 1) * self.rate
         return (row // self.length + is_over) * self.round
 
+    def needed_after_crop(self, int64_t row):
+        return row // self.length * self.round  # within the open segment
+
+    cdef int64_t most(self, int64_t rollback) noexcept:
+        return self.round + shares(rollback, self.rate)
+
+    cdef int64_t at_once(self, int64_t row) noexcept:
+        return min(self.length - row % self.length, ROWS_AT_ONCE)
+
     def tokens(self, indices):
         if not indices or not self.round:
             return NONE
@@ -113,8 +142,8 @@ cdef class OfBand(KeptTokens):
 
     cdef int64_t nearest, back, rate
 
-    def __init__(self, branch, int64_t place, heads, bint masked, int64_t first, int64_t back, int64_t rate):
-        KeptTokens.__init__(self, branch, place, heads, masked)
+    def __init__(self, branch, int64_t place, heads, bint masked, int64_t first, int64_t back, int64_t rate, bint by_pairs=False):
+        KeptTokens.__init__(self, branch, place, heads, masked, by_pairs)
         self.nearest, self.back, self.rate = shares(first, rate), back, rate
 
     cdef Seen seen_by(self, int64_t row) noexcept:
@@ -124,70 +153,59 @@ cdef class OfBand(KeptTokens):
     cdef int64_t needed_from(self, int64_t row) noexcept:
         return max(0, row - self.back // self.rate * self.rate)
 
+    cdef int64_t most(self, int64_t rollback) noexcept:
+        return min(self.back, NO_LIMIT) // self.rate * self.rate + max(rollback, 1)
 
-cdef class OfGlobal(KeptTokens):
-    """The global tokens `columns`, which all rows see but those of `rows`, which see all (`OfAll`); both are runs."""
 
-    def __init__(self, branch, int64_t place, heads, bint masked, columns, rows):
+cdef class OfRuns(KeptTokens):
+    """Tokens of the runs `columns`, such as global ones. All rows see them, or only `rows`, which are runs, too."""
+
+    def __init__(self, branch, int64_t place, heads, bint masked, columns, rows=None):
         KeptTokens.__init__(self, branch, place, heads, masked)
-        self.columns, self.rows = columns, rows
-        self.places = np.array([token for start, stop in columns.tolist() for token in range(start, stop)], np.int64)
+        counts = np.concatenate([[0], np.cumsum(columns[:, 1] - columns[:, 0])])
+        self.columns, self.before_run, self.total = columns, counts, counts[len(counts) - 1]
+        self.rows, self.end = rows, NO_LIMIT if rows is None else rows.max()
 
     cdef int64_t before_token(self, int64_t token) noexcept:
-        cdef int64_t low = 0, high = self.places.shape[0], middle
+        cdef int64_t low = 0, high = self.columns.shape[0], middle
         while low < high:
             middle = (low + high) // 2
-            if self.places[middle] < token:
+            if self.columns[middle, 0] < token:
                 low = middle + 1
             else:
                 high = middle
-        return low
+        return self.before_run[low - 1] + min(token, self.columns[low - 1, 1]) - self.columns[low - 1, 0] if low else 0
 
     cdef Seen seen_by(self, int64_t row) noexcept:
-        cdef int64_t count = 0 if is_in(self.rows, row) else self.before_token(row + 1)
-        return Seen(count, 0, 1, self.places[0], 1 if self.columns.shape[0] == 1 else 0) if count else NOTHING
-
-    def tokens(self, indices):
-        if self.columns.shape[0] == 1:
-            first = self.places[0]
-            return range(first + indices.start, first + indices.stop, indices.step)
-        return np.asarray(self.places)[indices.start : indices.stop : indices.step]
-
-
-cdef class OfAll(KeptTokens):
-    """All tokens up to the last of `rows`, which see them all."""
-
-    cdef const int64_t[:, ::1] rows
-    cdef int64_t end
-
-    def __init__(self, branch, int64_t place, heads, bint masked, rows):
-        KeptTokens.__init__(self, branch, place, heads, masked)
-        self.rows, self.end = rows, rows.max()
-
-    cdef int64_t before_token(self, int64_t token) noexcept:
-        return min(token, self.end)
-
-    cdef Seen seen_by(self, int64_t row) noexcept:
-        return Seen(row + 1, 0, 1, 0, 1) if is_in(self.rows, row) else NOTHING
+        cdef int64_t count = self.before_token(row + 1) if self.rows is None or is_in(self.rows, row) else 0
+        return Seen(count, 0, 1, self.columns[0, 0], 1 if count <= self.before_run[1] else 0) if count else NOTHING
 
     cdef int64_t needed_from(self, int64_t row) noexcept:
-        return 0 if row < self.end else self.end
+        return 0 if row < self.end else self.total
 
-
-cdef class OfAny(KeptTokens):
-    """All tokens, of which the branch says pair by pair which a row sees."""
+    def tokens(self, indices):
+        if indices.stop <= self.before_run[1]:
+            first = self.columns[0, 0]
+            return range(first + indices.start, first + indices.stop, indices.step)
+        index = np.arange(indices.start, indices.stop, indices.step)
+        run = np.searchsorted(self.before_run, index, "right") - 1
+        return np.asarray(self.columns)[run, 0] + index - np.asarray(self.before_run)[run]
 
 
 def kept_tokens(pattern, given):
-    """Return the kept tokens of each branch for the heads at hand."""
-    return tuple([of_branch(branch, place, given) for place, branch in enumerate(pattern.branches)])
+    """Return the kept tokens of all branches, in their order, for the heads at hand."""
+    return tuple([kept for place, branch in enumerate(pattern.branches) for kept in of_branch(branch, place, given)])
 
 
 def of_branch(branch, place, given):
+    # forms of an evaluated branch are those of one length: the sequence grows, so the branch itself is asked for pairs
     forms = [] if branch.is_evaluated else forms_of(branch, given, WHOLE_SEQUENCE)
     kept = kept_of_form(forms[0], given.group, branch, place) if len(forms) == 1 and forms[0].without_rows is None else ()
     served = branch.served(given)
-    return kept or (OfAny(branch, place, range(served.start // given.group, -(-served.stop // given.group)), True),)
+    heads = range(served.start // given.group, -(-served.stop // given.group))
+    if not kept and forms and all([isinstance(form, Band) for form in forms]):
+        return (OfBand(branch, place, heads, True, 0, max([band.back for band in forms]), math.gcd(*[band.rate for band in forms]), True),)
+    return kept or (KeptTokens(branch, place, heads, True, True),)
 
 
 def kept_of_form(form, group, branch=None, place=0):
@@ -197,9 +215,16 @@ def kept_of_form(form, group, branch=None, place=0):
     if isinstance(form, Segments) and form.shares_offsets(group):
         return kept_of_segments(form, group, branch, place)
     if isinstance(form, Global):
-        kept = (OfGlobal(*shared, form.columns, form.rows),)
-        return (*kept, OfAll(*shared, form.rows)) if len(form.rows) else kept
+        others = between(form.columns, form.rows.max()) if len(form.rows) else form.rows
+        return tuple([OfRuns(*shared, *runs) for runs in ((form.columns,), (others, form.rows)) if len(runs[0])])
     return (OfBand(*shared, form.first, form.back, form.rate),) if isinstance(form, Band) else ()
+
+
+def between(runs, end):
+    """Return the runs of the tokens before `end` that are in none of `runs`, which ascend."""
+    starts, stops = np.append(0, runs[:, 1]), np.append(runs[:, 0], end)
+    stops = np.minimum(stops, end)
+    return np.ascontiguousarray(np.stack((starts, stops), 1)[starts < stops])
 
 
 def kept_of_segments(form, group, branch=None, place=0):

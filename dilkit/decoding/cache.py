@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from dilkit.bias.base import Bias
-from dilkit.bias.form import LoweredBias
 from dilkit.checks import integer, integers, one_of, real, shown
-from dilkit.decoding.branch_store import BranchStore
+from dilkit.decoding._streams import Ring, at_once
 from dilkit.decoding.layout import Layout, check_no_gradient, decoded, encoded, name_of
-from dilkit.decoding.store_attention import PreparedStep, Rows, ScoreOptions, StepFacts, attend_chunk, prepare, shared_heads
-from dilkit.decoding.stores import CacheState, check_decodable, loaded, open_stores, state_of
+from dilkit.decoding.prepared_step import PreparedStep, Rows, ScoreOptions, StepFacts, prepare
+from dilkit.decoding.sequence_rows import SequenceRows
+from dilkit.decoding.stores import CacheState, check_decodable, loaded, open_rows, state_of
 from dilkit.inputs import Inputs
 from dilkit.op._facts import tensor_key
 from dilkit.op.arguments import call_of, check_inputs, check_pattern
@@ -29,12 +29,6 @@ from dilkit.op.zero_keys import check_sink
 from dilkit.pattern import WHOLE_SEQUENCE, Pattern
 from dilkit.problem import STORED, Problem, check_scale
 from dilkit.selector import requested_backends, select, state
-
-FEW_ROWS = 4
-"""Up to so many rows are computed one by one, each in one kernel call; more, together in plain torch."""
-
-_MOST_SCORES = 2**23
-"""Scores that a chunk holds at a time; a longer one is taken in several."""
 
 
 class DilatedCache:
@@ -86,7 +80,6 @@ class DilatedCache:
             raise ValueError(f"rollback={rollback} must be at most the shortest segment of the pattern, {most} tokens")
         if pattern.only_segments and pattern.heads is None:  # ranges and layouts are of query heads, which the first rows have
             pattern.check_heads(self.kv_heads, self.kv_heads)
-        self._seen = self._longest = 0
         if stored is not None:
             one_of("stored", stored, STORED["float32"])
         self.stored = stored
@@ -94,26 +87,26 @@ class DilatedCache:
         self._step: PreparedStep | None = None
         self._facts: Hashable = None
         self._options: tuple[Any, ...] = ()
-        self._stores: list[BranchStore] = []
+        self._rows = SequenceRows[Ring]((), self.rollback)
         self._period = WHOLE_SEQUENCE if WHOLE_SEQUENCE in lengths else math.lcm(*lengths)
         """Tokens after which all segments begin at once; a row at a multiple of it sees none before."""
 
     @property
     def seen(self) -> int:
         """Tokens that it has seen, of each sequence."""
-        return self._seen
+        return self._rows.seen
 
     def __len__(self) -> int:
-        return self._seen
+        return self.seen
 
     @property
     def nbytes(self) -> int:
         """Bytes of the keys and values that some later row can still see, or one of the last `rollback`."""
-        layout = self._layout
+        layout, rows = self._layout, self._rows
         if layout is None:
             return 0
-        rows = sum(store.needed(self._seen) for store in self._stores)
-        return 2 * rows * layout.batch * layout.width * layout.stored.itemsize
+        count = sum(ring.count_needed(max(0, rows.seen - self.rollback), rows.seen) for ring in rows.streams)
+        return 2 * count * layout.batch * layout.width * layout.stored.itemsize
 
     @property
     def allocated_nbytes(self) -> int:
@@ -121,7 +114,7 @@ class DilatedCache:
 
         A branch doubles it when it is full, up to the rows that it needs; a window has up to 64 rows more where chunks come.
         """
-        return sum(x.nbytes for store in self._stores for x in (store.rows, store.saved))
+        return sum(ring.rows.nbytes for ring in self._rows.streams)
 
     @in_given_dtypes
     def attend(
@@ -141,8 +134,8 @@ class DilatedCache:
         - `query` `(batch, rows, heads, head_dim)`, `key` and `value` `(batch, rows, kv_heads, head_dim)`: one row, or a chunk of
           any length, such as a prompt. The last dimension is contiguous.
         - `sink`, `scale`: those of `dilated_attention`, which computes a prompt, by `backend` if it is given: the first rows, and
-          with segments alone a chunk that begins where all of them do. Up to four other rows are computed one by one, each in one
-          call of a kernel (`DecodingBackend.attend_stored`); more in plain torch, as with a `backend` without such a kernel.
+          with segments alone a chunk that begins where all of them do. Other rows are computed up to 64 at a time, each time in
+          one call of a kernel (`DecodingBackend.attend_stored`), or in plain torch with a `backend` without such a kernel.
         - `bias`, `softcap`: those of `dilated_attention`, the same at each call; positions count from the first row seen.
           Coordinates are those of all rows so far and these, `(batch, seen + rows, 1 to 3)`. A grid has at least as many tokens.
 
@@ -154,60 +147,51 @@ class DilatedCache:
             if sink is not None:
                 check_sink(sink, query)
             check_no_gradient(query, key, value, sink)
-            return self._next(again, (query.resolve_neg(), key.resolve_neg(), value.resolve_neg()), sink, None)
+            return again.attend(self._rows, (query.resolve_neg(), key.resolve_neg(), value.resolve_neg()), sink, None)
         layout = self._checked(query, key, value, sink)
         if isinstance(bias, Bias) and bias.by_query:
             raise ValueError(f"bias={type(bias).__name__} has values for each query, of which caches keep none")
-        changed = scores_of(bias, softcap, query, self.pattern, layout.kv_heads, self._seen + query.shape[1])
+        changed = scores_of(bias, softcap, query, self.pattern, layout.kv_heads, self.seen + query.shape[1])
         check_no_gradient(query, key, value, sink, changed.tensors[0])
         query, key, value = query.resolve_neg(), key.resolve_neg(), value.resolve_neg()  # kernels of a step read memory
         scores = ScoreOptions(query.shape[-1] ** -0.5 if scale is None else real("scale", scale), changed, sink)
         check_scale(scores.scale, name_of(query.dtype))
         self._check_backend(query, key, scores, backend)
-        step = self._prepared(layout, query, key, scores, backend) if query.shape[1] <= FEW_ROWS else None
+        is_prompt = query.shape[1] != 1 and self.seen % self._period == 0  # it sees no row before, and is worth a kernel
+        step = None if is_prompt else self._prepared(layout, query, key, scores, backend)
         if self._layout != layout:  # nothing has been seen
-            self._layout, self._stores = layout, open_stores(self.pattern, layout, self.rollback)
+            self._layout, self._rows = layout, open_rows(self.pattern, layout, self.rollback)
         self._facts, self._options = tensor_key((query, key, value)), options
         if step is not None and query.shape[1] == 1:
-            return self._next(step, (query, key, value), sink, changed.bias)
+            return step.attend(self._rows, (query, key, value), sink, changed.bias)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         start, total = 0, query.shape[1]
         while start < total:
-            one_by_one = step is not None and not self._fresh(total - start)
-            part = slice(start, start + (1 if one_by_one else self._at_once(total - start, layout)))
+            by_step = step is not None and (total - start == 1 or self.seen % self._period > 0)
+            part = slice(start, min(total, start + at_once(self._rows.streams, self.seen)) if by_step else total)
             rows = query[:, part], key[:, part], value[:, part]
-            if step is not None and one_by_one:
-                out[:, part] = self._next(step, rows, sink, changed.bias)
+            if step is not None and by_step:
+                out[:, part] = step.attend(self._rows, rows, sink, changed.bias)
             else:
-                out[:, part] = self._attended(rows, scores, layout, backend)
-                self._see(part.stop - start)
+                out[:, part] = self._attend_prompt(rows, scores, layout, backend)
             start = part.stop
         return out
 
     def _again(self, query: Tensor, key: Tensor, value: Tensor, options: tuple[Any, ...]) -> PreparedStep | None:
         """Return the step of the row before, if the next one has its facts and its options, and the choice would be the same."""
         step = self._step
-        if step is None or not self._seen or not self._are_as_before(query, key, value) or query.shape[1] != 1:
+        if step is None or not self.seen or not self._are_as_before(query, key, value) or query.shape[1] != 1:
             return None
         if options != self._options or step.facts.bias is not None or torch._C._are_functorch_transforms_active():
             return None
         if not self._takes_any_length:
-            self.pattern.check_seq(self._seen + 1)
+            self.pattern.check_seq(self.seen + 1)
         as_chosen = requested_backends(options[-1]) == step.facts.asked and state() == step.facts.state
         return step if as_chosen else None
 
-    def _next(self, step: PreparedStep, rows: Rows, sink: Tensor | None, bias: LoweredBias | None) -> Tensor:
-        out = step.attend(self._stores, self._seen, rows, sink, bias)
-        self._see(1)
-        return out
-
-    def _see(self, count: int) -> None:
-        self._seen += count
-        self._longest = max(self._longest, self._seen)
-
     def _prepared(
         self, layout: Layout, query: Tensor, key: Tensor, scores: ScoreOptions, backend: str | Sequence[str] | None
-    ) -> PreparedStep | None:
+    ) -> PreparedStep:
         chosen_by = requested_backends(backend), state()
         facts = StepFacts(layout, scores.scale, scores.changed.softcap, scores.changed.form, *chosen_by)
         if self._step is None or self._step.facts != facts:
@@ -222,21 +206,19 @@ class DilatedCache:
         begins. Raises ValueError where it is not possible; the cache is then as it was.
         """
         length = integer("length", length, at_least=0)
-        if length > self._seen:
-            raise ValueError(f"length={length} exceeds the {self._seen} tokens seen")
-        needed, most = self._longest - length, self._most_rollback
-        for store in self._stores:
-            if not store.can_go_back(self._seen, length):
-                way_out = f"rollback can be {most} at most, so attend to the tokens again, or keep a copy (copy.deepcopy)"
-                if needed <= most:
-                    way_out = f"a cache with rollback={needed} does"
-                raise ValueError(
-                    f"length={length} needs keys from token {store.needed_from(length)} on, which the branch with {store.branch} "
-                    f"keeps no more after {self._longest} tokens; {way_out}"
-                )
-        for store in self._stores:
-            store.go_back(self._seen, length)
-        self._seen, self._longest = length, self._longest if length else 0
+        if length > self.seen:
+            raise ValueError(f"length={length} exceeds the {self.seen} tokens seen")
+        longest, most = self._rows.longest, self._most_rollback
+        if (ring := self._rows.lacking(length)) is not None:
+            way_out = f"rollback can be {most} at most, so attend to the tokens again, or keep a copy (copy.deepcopy)"
+            if longest - length <= most:
+                way_out = f"a cache with rollback={longest - length} does"
+            kept, first = ring.kept, ring.kept.needed(length)
+            raise ValueError(
+                f"length={length} needs keys from token {kept.tokens(range(first, first + 1))[0]} on, which the branch with "
+                f"{kept.branch} keeps no more after {longest} tokens; {way_out}"
+            )
+        self._rows.crop(length)
 
     def reorder(self, indices: Tensor | Sequence[int]) -> None:
         """Make sequence i what was sequence `indices[i]`: the beams that go on. The batch becomes as large as there are indices.
@@ -250,25 +232,26 @@ class DilatedCache:
         if not chosen or min(chosen) < 0 or max(chosen) >= batch:
             raise ValueError(f"indices={shown(chosen)} must be some of the {batch} sequences, from 0 to {batch - 1}")
         which = torch.tensor(chosen, device=self._layout.device)
-        for store in self._stores:
-            store.reorder(which)
+        with torch.inference_mode(False):
+            chosen_rows = [ring.rows.index_select(2, which) for ring in self._rows.streams]
+        for ring, rows in zip(self._rows.streams, chosen_rows, strict=True):  # all or none: memory may not suffice
+            ring.lay_out(rows)
         self._layout, self._facts = replace(self._layout, batch=len(chosen)), None
 
     def state_dict(self) -> CacheState:
         """Copy all that is kept to plain values and tensors, for `load_state_dict` or `torch.save`."""
-        return state_of(self.pattern, self.kv_heads, self._layout, self.rollback, self.stored, self._seen, self._stores)
+        return state_of(self.pattern, self.kv_heads, self._layout, self.stored, self._rows)
 
     def load_state_dict(self, state: CacheState) -> None:
         """Restore a copy of a `state_dict` of a cache of the same pattern, `kv_heads` and `rollback`.
 
         Raises TypeError or ValueError for anything else, and leaves the cache as it was.
         """
-        self._seen, self._layout, self._stores = loaded(state, self.pattern, self.kv_heads, self.rollback, self.stored)
+        self._layout, self._rows = loaded(state, self.pattern, self.kv_heads, self.rollback, self.stored)
         self._facts = None
-        self._longest = max((store.latest for store in self._stores), default=0)
 
     def _check_backend(self, query: Tensor, key: Tensor, scores: ScoreOptions, backend: str | Sequence[str] | None) -> None:
-        before = -self._seen % self._period
+        before = -self.seen % self._period
         needed = query.shape[1] - before > 1
         if needed or backend is not None:
             requested = requested_backends(backend)
@@ -276,43 +259,29 @@ class DilatedCache:
             prompt = Problem.of(query[:, before:], key, self.pattern, is_causal=True, scale=scores.scale)
             select(replace(prompt, softcap=scores.changed.softcap, bias=scores.changed.form), requested)
 
-    def _at_once(self, rows: int, layout: Layout) -> int:
-        if self._fresh(rows):
-            return rows
-        rows = min(rows, *(store.at_once(self._seen) for store in self._stores))
-        columns = sum(store.columns(self._seen, rows) for store in self._stores)
-        return min(rows, max(1, _MOST_SCORES // max(1, columns * layout.batch * layout.heads)))
-
-    def _fresh(self, rows: int) -> bool:
-        """True if these rows see none of those before, and are worth a kernel."""
-        return rows > 1 and self._seen % self._period == 0
-
-    def _attended(self, rows: Rows, scores: ScoreOptions, layout: Layout, backend: str | Sequence[str] | None) -> Tensor:
+    def _attend_prompt(self, rows: Rows, scores: ScoreOptions, layout: Layout, backend: str | Sequence[str] | None) -> Tensor:
         query, key, value = rows
-        if not self._fresh(count := query.shape[1]):
-            return attend_chunk(self._stores, self._seen, rows, scores, shared_heads(self.pattern, layout))
-        dtype, stored = layout.dtype, layout.stored
-        new = encoded(key, stored), encoded(value, stored)
-        if stored != dtype:  # halves would round the kept rows once more
-            wide = query.to(lse_dtype(dtype)), *(decoded(x, lse_dtype(dtype)) for x in new)
-            query, key, value = (x.contiguous() for x in wide)  # conversion permutes the strides of rows that overlap
-        changed = scores.changed.of_rows(slice(self._seen, self._seen + count))
+        if layout.stored != layout.dtype:  # halves would round the kept rows once more
+            wide = lse_dtype(layout.dtype)
+            rounded = query.to(wide), *(decoded(encoded(x, layout.stored), wide) for x in (key, value))
+            query, key, value = (x.contiguous() for x in rounded)  # conversion permutes the strides of rows that overlap
+        changed = scores.changed.of_rows(slice(self.seen, self.seen + key.shape[1]))
         inputs = Inputs(query, key, value, sink=scores.sink)
         out, _ = attend(*call_of(inputs, self.pattern, True, scores.scale, backend, scores=changed))
-        for store in self._stores:
-            store.append_last(self._seen + count, *new)
-        return out.to(dtype)
+        self._rows.append_prompt(*rows[1:])
+        self._rows.forget()
+        return out.to(layout.dtype)
 
     def _checked(self, query: Tensor, key: Tensor, value: Tensor, sink: Tensor | None) -> Layout:
         if torch._C._are_functorch_transforms_active():
             raise ValueError("a cache cannot keep the rows of vmap and other transforms; make the mapped dimension a batch")
-        if self._seen and self._layout is not None and self._are_as_before(query, key, value):
+        if self.seen and self._layout is not None and self._are_as_before(query, key, value):
             if sink is not None:
                 check_sink(sink, query)
-            self.pattern.check_seq(self._seen + query.shape[1])
+            self.pattern.check_seq(self.seen + query.shape[1])
             return self._layout
         check_inputs(Inputs(query, key, value, sink=sink), self.pattern)
-        self.pattern.check_seq(self._seen + query.shape[1])
+        self.pattern.check_seq(self.seen + query.shape[1])
         if not query.dtype == key.dtype == value.dtype:
             raise TypeError(f"query is {query.dtype}, key {key.dtype} and value {value.dtype}; one dtype is needed (.to(query))")
         (batch, _, heads, head_dim), kv_heads = query.shape, key.shape[2]
@@ -321,7 +290,7 @@ class DilatedCache:
             raise TypeError(f"query is {query.dtype}, but the cache has stored={self.stored!r}, which is for {others}")
         stored = query.dtype if self.stored is None else getattr(torch, self.stored)
         layout = Layout(batch, heads, kv_heads, head_dim, query.dtype, query.device, stored)
-        wanted = self._layout if self._layout and self._seen else replace(layout, kv_heads=self.kv_heads)
+        wanted = self._layout if self._layout and self.seen else replace(layout, kv_heads=self.kv_heads)
         if layout != wanted:
             names = [f.name for f in fields(layout) if f.name != "stored"]  # which follows from the others
             differing = [name for name in names if getattr(layout, name) != getattr(wanted, name)]

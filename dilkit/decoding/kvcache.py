@@ -49,7 +49,7 @@ def dilated_attention_with_kvcache(
     - `cache_seqlens`: int32 `(batch,)` on the device of `query`: rows of each sequence that are in the cache before. It is not
       changed: add `new` for the next call.
     - `bias`, `softcap`: as in `dilated_attention`; positions are those in the whole sequence, and coordinates are
-      `(batch, capacity, 1 to 3)`, of which rows that are not there yet are not read.
+      `(batch, capacity, 1 to 3)`, of which rows that are yet to come are not read.
     - `sink`, `scale`, `backend`, `return_lse`: as in `dilated_attention`.
 
     Returns `out`, with the shape and dtype of `query`; with `return_lse` also `lse` `(batch, heads, rows)`. It has no gradient.

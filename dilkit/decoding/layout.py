@@ -52,7 +52,8 @@ def encoded(rows: Tensor, dtype: torch.dtype) -> Tensor:
     most = single.abs().amax(-1, keepdim=True)
     scale = torch.where(most.isfinite(), most / MOST, math.nan)
     integers = (single / scale).round().clamp(-MOST, MOST).nan_to_num(0.0)
-    return torch.cat((integers.to(torch.int8), scale.contiguous().view(torch.int8)), -1)
+    scale = scale.clone(memory_format=torch.contiguous_format)  # `contiguous` leaves an empty tensor its strides
+    return torch.cat((integers.to(torch.int8), scale.view(torch.int8)), -1)
 
 
 def decoded(stored: Tensor, dtype: torch.dtype) -> Tensor:

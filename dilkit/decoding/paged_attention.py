@@ -1,32 +1,27 @@
-"""Attention of packed rows over pages: prompts as packed sequences, all other rows in one step of decoding."""
+"""The pool of pages, and attention of packed rows over it: checks of a call, and prompts as packed sequences."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dilkit.bias.base import Bias
 from dilkit.checks import real, shown
-from dilkit.decoding._kept_tokens import KeptTokens
-from dilkit.decoding._pages import SpanTables, Stream, forget_before, pages_for
-from dilkit.decoding.branch_store import seen_by
-from dilkit.decoding.layout import Layout, check_no_gradient, decoded, encoded, name_of, sink_logits
-from dilkit.decoding.protocol import DecodingBackend, Step, decoding_backend
+from dilkit.decoding._streams import PagedStream, pages_for
+from dilkit.decoding.layout import Layout, check_no_gradient, decoded, encoded, name_of
+from dilkit.decoding.protocol import DecodingBackend, decoding_backend
+from dilkit.decoding.sequence_rows import SequenceRows
 from dilkit.inputs import Inputs
 from dilkit.op.arguments import call_of, check_inputs
 from dilkit.op.boundary import lse_dtype
 from dilkit.op.operators import attend
 from dilkit.op.scores import Scores, scores_of
 from dilkit.packed.attention import batch_of_one
-from dilkit.pattern import Branch, Pattern
-from dilkit.pattern.heads import Heads
+from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.selector import requested_backends, select
 
@@ -104,11 +99,8 @@ class PagePool:
         return copy
 
 
-class SequenceRows:
-    """Streams of a sequence after `seen` tokens; `rollback` tokens before its `longest` length can be taken back."""
-
-    def __init__(self, streams: Iterable[Stream], rollback: int, seen: int = 0, longest: int = 0) -> None:
-        self.streams, self.rollback, self.seen, self.longest = tuple(streams), rollback, seen, longest
+class PagedRows(SequenceRows[PagedStream]):
+    """A sequence in pages, which it may share with others."""
 
     def pages_for(self, count: int) -> int:
         """Count the pages that must be free for `count` rows more, one after the other."""
@@ -117,59 +109,15 @@ class SequenceRows:
     def pages_for_prompt(self, count: int) -> int:
         """Count those for `append_prompt`, without pages that are given back before."""
         total = 0
-        for stream, indices, begins in self._prompt_rows(count):
+        for stream, indices, begins in self.prompt_rows(count):
             if not begins:
                 total += pages_for((stream,), self.seen + count)
             elif indices:
                 total += -(-indices.stop // stream.room) - indices.start // stream.room
         return total
 
-    def append_prompt(self, key: Tensor, value: Tensor) -> None:
-        """Store what later rows see of rows `key` and `value` `(count, kv_heads, head_dim)`, which see none of those before."""
-        for stream, indices, begins in self._prompt_rows(len(key)):
-            kept_tokens = stream.kept
-            if begins:
-                stream.begin(indices.start)
-            if indices:
-                stream.extend(indices.stop)
-                rows = np.asarray(kept_tokens.tokens(indices)) - self.seen
-                heads = slice(kept_tokens.head, None, kept_tokens.head_step)
-                stream.put(indices.start, *(x[rows][:, heads][:, : kept_tokens.heads] for x in (key, value)))
-        self.seen += len(key)
-
-    def _prompt_rows(self, count: int) -> Iterator[tuple[Stream, range, bool]]:
-        """Yield each stream with the indices of its rows of a prompt that later rows see; True if they see none before these."""
-        next_row = max(0, self.seen + count - self.rollback)
-        for stream in self.streams:
-            first, begin = stream.kept.needed(next_row), stream.kept.before(self.seen)
-            yield stream, range(max(first, begin), stream.kept.before(self.seen + count)), first >= begin
-
-    def go_back(self, seen: int) -> None:
-        """Forget all rows since `seen` tokens, provided that no page was given back since."""
-        self.seen = seen
-        for stream in self.streams:
-            stream.crop(min(stream.stop, stream.kept.before(seen)))
-
-    def forget(self) -> None:
-        self.longest = max(self.longest, self.seen)
-        forget_before(self.streams, max(0, self.seen - self.rollback))
-
-    def can_crop(self, length: int) -> bool:
-        return length == 0 or all(stream.kept.needed(length) >= stream.first for stream in self.streams)
-
-    def crop(self, length: int) -> None:
-        for stream in self.streams:
-            stream.crop(stream.kept.before(length))
-            if length == 0:
-                stream.clear()
-        self.seen, self.longest = length, self.longest if length else 0
-
-    def fork(self) -> SequenceRows:
-        return SequenceRows([stream.fork() for stream in self.streams], self.rollback, self.seen, self.longest)
-
-    def clear(self) -> None:
-        for stream in self.streams:
-            stream.clear()
+    def fork(self) -> PagedRows:
+        return PagedRows([stream.fork() for stream in self.streams], self.rollback, self.seen, self.longest)
 
 
 Rows = tuple[Tensor, Tensor, Tensor]
@@ -240,56 +188,3 @@ def attend_prompts(
     computed = attend(*call_of(inputs, pattern, True, call.problem.scale, call.asked, scores=scores))[0][0]
     for (part, _), of_prompt in zip(prompts, torch.split(computed, counts), strict=True):
         out[part] = of_prompt
-
-
-@dataclass
-class PagedSpans:
-    """Tables of a step over pages, sequence by sequence; `once`: the branches where a key that several show counts once."""
-
-    given: Heads
-    once: tuple[Branch, ...]
-    pool: PagePool
-    positions: list[Tensor] = field(default_factory=list)
-    unseen: list[Tensor] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._tables = SpanTables(self.pool.numbers, bool(self.once))
-
-    def add(self, sequence: SequenceRows, row: int, count: int) -> None:
-        """Take the next `count` tokens into a sequence: they are the query rows from `row` on."""
-        for span, stream, token in self._tables.add(sequence.streams, sequence.seen, row, count):
-            device = self.pool.rows.device
-            tokens = on_device(stream.kept.tokens(stream.kept.seen(token)), device)
-            if isinstance(tokens, Tensor):
-                self._tables.place(span, len(self.positions))
-                self.positions.append(tokens)
-            if (hidden := unseen_of(stream.kept, token, tokens, self.given, self.once, device)) is not None:
-                self._tables.leave_out(span, len(self.unseen))
-                self.unseen.append(hidden)
-        sequence.seen += count
-
-    def step(self, rows: Rows, stored: tuple[Tensor, ...], call: PackedCall) -> Step:
-        """Return all of them as one step; `stored`: keys and values of all pages."""
-        query, key, value = [x.resolve_neg()[:, None] for x in rows]
-        tables, masks = (self._tables.spans, self._tables.writes), (tuple(self.positions), tuple(self.unseen))
-        scores = None if call.sink is None else sink_logits(call.sink, query.dtype), call.scores.bias
-        return Step(query, stored, *tables, key, value, *scores, *masks, self._tables.pages, by_position=True)
-
-
-def on_device(tokens: range | NDArray[np.int64], device: torch.device) -> range | Tensor:
-    return tokens if isinstance(tokens, range) else torch.from_numpy(tokens).to(device)
-
-
-def unseen_of(
-    kept: KeptTokens, token: int, tokens: range | Tensor, given: Heads, once: tuple[Branch, ...], device: torch.device
-) -> Tensor | None:
-    """True for `tokens` that the row of `token` does not see, `(heads or 1, group or 1, count)`; None if it sees all."""
-    earlier = once[: kept.place]
-    if not kept.masked and not earlier:
-        return None
-    heads = slice(kept.head, kept.head + kept.heads * kept.head_step, kept.head_step)
-    row = range(token, token + 1)
-    unseen = ~seen_by((kept.branch,), row, tokens, given, heads, device)
-    if earlier:
-        unseen = unseen | seen_by(earlier, row, tokens, given, heads, device)
-    return unseen[:, 0, 0].contiguous()

@@ -12,18 +12,18 @@ from torch import Tensor
 from dilkit.bias.base import Bias
 from dilkit.checks import integer, integers, one_of, shown
 from dilkit.decoding._kept_tokens import kept_tokens
-from dilkit.decoding._pages import Stream
+from dilkit.decoding._streams import PagedStream
 from dilkit.decoding.layout import Layout, name_of
 from dilkit.decoding.paged_attention import (
     PackedCall,
-    PagedSpans,
+    PagedRows,
     PagePool,
     Rows,
-    SequenceRows,
     attend_prompts,
     check_rows,
     prepare_call,
 )
+from dilkit.decoding.sequence_rows import StepSpans, once_branches
 from dilkit.decoding.stores import check_decodable
 from dilkit.op.arguments import check_pattern
 from dilkit.op.autocast import in_given_dtypes
@@ -33,7 +33,7 @@ from dilkit.problem import DTYPES, STORED
 
 @dataclass(frozen=True)
 class Piece:
-    sequence: SequenceRows
+    sequence: PagedRows
     rows: slice
     count: int
     is_prompt: bool
@@ -94,8 +94,7 @@ class PagedCache:
         heads, kv_heads = self.layout.heads, self.layout.kv_heads
         pattern.check_heads(heads, kv_heads)
         self._given = pattern.among(heads, kv_heads)
-        self._kept = [kept for of_branch in kept_tokens(pattern, self._given) for kept in of_branch]
-        self._once = pattern.branches if pattern.overlap == "once" else ()
+        self._kept = kept_tokens(pattern, self._given)
         lengths = [branch.forgets_every for branch in pattern.branches]
         self._period = WHOLE_SEQUENCE if WHOLE_SEQUENCE in lengths else math.lcm(*lengths)
         numbers = integer("page_rows", page_rows, at_least=1) * kv_heads * self.layout.width
@@ -103,7 +102,7 @@ class PagedCache:
         pages = integer("nbytes", nbytes, at_least=page_bytes) // page_bytes
         self.pool = PagePool(pages, numbers, self.layout.stored, self.layout.device)
         self._stored = tuple(self.pool.rows.unbind())
-        self._sequences: dict[int, SequenceRows] = {}
+        self._sequences: dict[int, PagedRows] = {}
         self._next = 0
 
     def __repr__(self) -> str:
@@ -121,7 +120,7 @@ class PagedCache:
 
     def add(self) -> int:
         """Return the number of a new sequence, which has no tokens yet and takes no pages."""
-        return self._number(SequenceRows([Stream(kept, self.pool, self.layout.width) for kept in self._kept], self.rollback))
+        return self._number(PagedRows([PagedStream(kept, self.pool, self.layout.width) for kept in self._kept], self.rollback))
 
     def fork(self, sequence: int) -> int:
         """Return the number of a new sequence with the tokens of this one, in the same pages."""
@@ -141,7 +140,7 @@ class PagedCache:
         rows, length = self._of(sequence), integer("length", length, at_least=0)
         if length > rows.seen:
             raise ValueError(f"length={length} exceeds the {rows.seen} tokens of sequence {sequence}")
-        if not rows.can_crop(length):
+        if rows.lacking(length) is not None:
             raise ValueError(
                 f"length={length} needs keys that sequence {sequence} has dropped after {rows.longest} tokens; a cache with "
                 f"rollback={rows.longest - length} does"
@@ -216,11 +215,14 @@ class PagedCache:
         return out
 
     def _attend_steps(self, pieces: Sequence[Piece], rows: Rows, call: PackedCall) -> Tensor:
-        spans, before = PagedSpans(self._given, self._once, self.pool), [piece.sequence.seen for piece in pieces]
+        spans = StepSpans(self._given, once_branches(self.pattern), self.layout.device, self.pool.numbers)
+        before = [piece.sequence.seen for piece in pieces]
         try:
             for piece in pieces:
-                spans.add(piece.sequence, piece.rows.start, piece.count)
-            return call.backend.attend_stored(spans.step(rows, self._stored, call), call.problem)[0][:, 0]
+                spans.add(piece.sequence, piece.count, piece.rows.start)
+            query, key, value = [x.resolve_neg()[:, None] for x in rows]
+            step = spans.step(query, key, value, call.sink, call.scores.bias, self._stored)
+            return call.backend.attend_stored(step, call.problem)[0][:, 0]
         except BaseException:
             for piece, seen in zip(pieces, before, strict=True):
                 piece.sequence.go_back(seen)
@@ -241,17 +243,17 @@ class PagedCache:
             start += count
         return pieces
 
-    def _named_once(self, sequences: Sequence[int]) -> list[SequenceRows]:
+    def _named_once(self, sequences: Sequence[int]) -> list[PagedRows]:
         if len(set(sequences)) != len(sequences):
             raise ValueError(f"sequences={shown(sequences)}: a call names a sequence once")
         return [self._of(sequence) for sequence in sequences]
 
-    def _number(self, rows: SequenceRows) -> int:
+    def _number(self, rows: PagedRows) -> int:
         self._sequences[self._next] = rows
         self._next += 1
         return self._next - 1
 
-    def _of(self, sequence: int) -> SequenceRows:
+    def _of(self, sequence: int) -> PagedRows:
         number = integer("sequence", sequence)
         if number not in self._sequences:
             raise ValueError(f"sequence={number} is none of this cache, which has {shown(list(self._sequences))}")

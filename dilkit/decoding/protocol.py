@@ -153,7 +153,7 @@ class PlacedStep(NamedTuple):
 
         spans | writes | pages | memory      int64, copied as one
 
-    A CUDA graph that was captured with a placed step reads the tables anew at each replay: write to them in place. Their sizes
+    A CUDA graph that was captured with a placed step reads the tables again at each replay: write to them in place. Their sizes
     stay. No host checks them then; kernels leave out rows beyond the tensors (docs/gpu-kernels.md).
     """
 

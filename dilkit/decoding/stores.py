@@ -1,4 +1,4 @@
-"""Stores of a `DilatedCache`, one for each branch of a pattern: opened by the forms that show it, saved and loaded."""
+"""Rows of a `DilatedCache`: what they are for any pattern, opened, saved and loaded."""
 
 from __future__ import annotations
 
@@ -9,34 +9,24 @@ import torch
 from torch import Tensor
 
 from dilkit.checks import integer, one_of
-from dilkit.decoding.branch_store import BranchStore
-from dilkit.decoding.global_store import GlobalStore
+from dilkit.decoding._kept_tokens import kept_tokens
+from dilkit.decoding._streams import Ring
 from dilkit.decoding.layout import Layout, name_of, width_of
-from dilkit.decoding.segment_store import SegmentStore
-from dilkit.decoding.window_store import WindowStore
+from dilkit.decoding.sequence_rows import SequenceRows
 from dilkit.op.boundary import check_memory
-from dilkit.pattern import WHOLE_SEQUENCE, Branch, Pattern, PatternError
-from dilkit.pattern.heads import Heads
+from dilkit.pattern import Pattern, PatternError
 from dilkit.pattern.lowering import Band, Form, Global, Segments, forms_of
 from dilkit.problem import DTYPES, STORED
 
-Stores = list[BranchStore]
 
-
-def open_stores(pattern: Pattern, layout: Layout, rollback: int) -> Stores:
-    heads = pattern.among(layout.heads, layout.kv_heads)
-    return [_open_store(branch, heads, layout, rollback) for branch in pattern.branches]
-
-
-def _open_store(branch: Branch, given: Heads, layout: Layout, rollback: int) -> BranchStore:
-    # forms of an evaluated branch are those of one length: the sequence grows, so rows are held against the branch itself
-    forms = [] if branch.is_evaluated else forms_of(branch, given, WHOLE_SEQUENCE)
-    only = forms[0] if len(forms) == 1 and forms[0].without_rows is None else None
-    if isinstance(only, Segments) and only.shares_offsets(given.group):
-        return SegmentStore(branch, only, layout, rollback)
-    if isinstance(only, Global) and (len(only.rows) == 0 or only.rows is only.columns):
-        return GlobalStore(branch, only, given, layout, rollback)
-    return WindowStore(branch, forms, given, layout, rollback)
+def open_rows(pattern: Pattern, layout: Layout, rollback: int) -> SequenceRows[Ring]:
+    """Return empty rows of a batch at one pace: a ring for the heads of a branch that keep the same tokens."""
+    rings = []
+    for kept in kept_tokens(pattern, pattern.among(layout.heads, layout.kv_heads)):
+        with torch.inference_mode(False):  # a tensor made in inference mode could not be written to outside of it
+            size = 2, kept.heads, layout.batch, 0, layout.width
+            rings.append(Ring(kept, torch.zeros(size, dtype=layout.stored, device=layout.device), rollback))
+    return SequenceRows(rings, rollback)
 
 
 def check_decodable(pattern: Pattern) -> None:
@@ -91,8 +81,8 @@ class _RequiredState(TypedDict):
     heads: int
     rollback: int
     seen: int
+    longest: int
     rows: list[Tensor]
-    saved: list[Tensor]
     since: list[int]
     latest: list[int]
 
@@ -100,7 +90,8 @@ class _RequiredState(TypedDict):
 class CacheState(_RequiredState, total=False):
     """Cache as plain values and tensors, which `torch.save` writes and `torch.load(..., weights_only=True)` reads.
 
-    `pattern` is JSON; lists are by branch. `stored` and `dtype`, that of the queries, are there where they differ.
+    `pattern` is JSON; lists have an entry for the heads of a branch that keep the same tokens: kept rows `since` to `latest - 1`.
+    `stored` and `dtype`, that of the queries, are there where they differ.
     """
 
     stored: str
@@ -108,18 +99,19 @@ class CacheState(_RequiredState, total=False):
 
 
 def state_of(
-    pattern: Pattern, kv_heads: int, layout: Layout | None, rollback: int, stored: str | None, seen: int, stores: Stores
+    pattern: Pattern, kv_heads: int, layout: Layout | None, stored: str | None, sequence: SequenceRows[Ring]
 ) -> CacheState:
+    rows = [ring.in_order() for ring in sequence.streams]
     state = CacheState(
         pattern=pattern.to_json(),
         kv_heads=kv_heads,
         heads=0 if layout is None else layout.heads,
-        rollback=rollback,
-        seen=seen,
-        rows=[store.rows.clone() for store in stores],
-        saved=[store.saved.clone() for store in stores],
-        since=[store.since for store in stores],
-        latest=[store.latest for store in stores],
+        rollback=sequence.rollback,
+        seen=sequence.seen,
+        longest=sequence.longest,
+        rows=rows,
+        since=[ring.stop - x.shape[3] for ring, x in zip(sequence.streams, rows, strict=True)],
+        latest=[ring.stop for ring in sequence.streams],
     )
     if stored is not None and layout is not None:
         state["stored"], state["dtype"] = stored, name_of(layout.dtype)
@@ -128,22 +120,27 @@ def state_of(
 
 def loaded(
     state: CacheState, pattern: Pattern, kv_heads: int, rollback: int, stored: str | None
-) -> tuple[int, Layout | None, Stores]:
+) -> tuple[Layout | None, SequenceRows[Ring]]:
     _check_names(state)
     _check_same(state, pattern, kv_heads, rollback, stored)
     seen, heads = integer("state: seen", state["seen"], at_least=0), integer("state: heads", state["heads"], at_least=0)
-    layout, stores = None, list[BranchStore]()
+    longest = integer("state: longest", state["longest"])
+    layout, sequence = None, SequenceRows[Ring]((), rollback)
     if seen or heads:
         layout = _layout(state, integer("state: heads", heads, at_least=1), kv_heads, stored)
         pattern.check_heads(heads, kv_heads)
         pattern.check_seq(seen)
-        stores = open_stores(pattern, layout, rollback)
-    parts = [state[name] for name in ("rows", "saved", "since", "latest")]
-    if any(not isinstance(part, list) or len(part) != len(stores) for part in parts):
-        raise ValueError(f"state: rows, saved, since and latest must have an entry for each of the {len(stores)} branches")
-    for store, *saved_parts in zip(stores, *parts, strict=True):
-        _load(store, seen, *saved_parts)
-    return seen, layout, stores
+        sequence = open_rows(pattern, layout, rollback)
+    parts = [state[name] for name in ("rows", "since", "latest")]
+    if any(not isinstance(part, list) or len(part) != len(sequence.streams) for part in parts):
+        raise ValueError(
+            f"state: rows, since and latest must have an entry for each of the {len(sequence.streams)} groups of heads that "
+            "keep the same tokens of a branch"
+        )
+    sequence.seen, sequence.longest = seen, longest
+    for ring, *saved in zip(sequence.streams, *parts, strict=True):
+        _load(ring, sequence, *saved)
+    return layout, sequence
 
 
 def _check_names(state: object) -> None:
@@ -182,22 +179,19 @@ def _layout(state: CacheState, heads: int, kv_heads: int, stored: str | None) ->
     return Layout(rows.shape[2], heads, kv_heads, head_dim, getattr(torch, dtype), rows.device, rows.dtype)
 
 
-def _load(store: BranchStore, seen: int, rows: Any, saved: Any, since: Any, latest: Any) -> None:
-    empty = store.rows
-    for name, x in (("rows", rows), ("saved", saved)):
-        if not _is_plain(x) or (x.dtype, x.device) != (empty.dtype, empty.device):
-            raise TypeError(f"state: {name} must be plain tensors of one dtype on one device")
-        if x.dim() != 5 or x.shape != (*empty.shape[:3], x.shape[3], empty.shape[4]):
-            raise ValueError(f"state: {name} has shape {tuple(x.shape)}, which is not what the branch keeps after {seen} tokens")
-        check_memory((f"state: {name}",), (x,))
-    store.since, store.latest = integer("state: since", since, at_least=0), integer("state: latest", latest)
-    if not store.fits(seen, rows.shape[3], saved.shape[3]):
+def _load(ring: Ring, sequence: SequenceRows[Ring], rows: Any, since: Any, latest: Any) -> None:
+    empty, kept, seen = ring.rows, ring.kept, sequence.seen
+    if not _is_plain(rows) or (rows.dtype, rows.device) != (empty.dtype, empty.device):
+        raise TypeError("state: rows must be plain tensors of one dtype on one device")
+    first, stop = integer("state: since", since, at_least=0), integer("state: latest", latest)
+    fits = rows.shape == (*empty.shape[:3], stop - first, empty.shape[4]) and seen <= sequence.longest
+    if not fits or stop != kept.before(seen) or first > min(stop, kept.needed(sequence.oldest(0))):
         raise ValueError(
-            f"state: rows has shape {tuple(rows.shape)}, saved {tuple(saved.shape)}, since={since}, latest={latest}, which "
-            f"is not what the branch keeps after {seen} tokens"
+            f"state: rows has shape {tuple(rows.shape)}, since={since}, latest={latest}, which is not what the branch keeps "
+            f"after {seen} tokens"
         )
-    with torch.inference_mode(False):
-        store.rows, store.saved = rows.detach().clone(), saved.detach().clone()
+    check_memory(("state: rows",), (rows,))
+    ring.restore(rows, stop)
 
 
 def _is_plain(x: object) -> bool:

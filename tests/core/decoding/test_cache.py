@@ -14,6 +14,7 @@ from dilkit import (
     BlockSparse,
     CoordinateAlibi,
     DilatedCache,
+    DilatedSegment,
     Documents,
     GlobalTokens,
     GridTable,
@@ -21,14 +22,13 @@ from dilkit import (
     PagedCache,
     Pattern,
     SlidingWindow,
+    Strided,
     dilated_attention,
     use_backend,
 )
 from dilkit.backends.reference import Reference
-from dilkit.decoding import cache as cache_module
 from dilkit.oracle import oracle_attention
 from dilkit.pattern import PatternError
-from dilkit.pattern.checks import WHOLE_SEQUENCE
 from dilkit.selector import NoBackendError
 
 SEQ, HEAD_DIM, BATCH = 53, 4, 2
@@ -91,11 +91,11 @@ def test_rows_of_vmap_are_refused():
     assert cache.seen == cache.allocated_nbytes == 0
 
 
-def test_long_chunks_are_taken_in_pieces(monkeypatch):
-    pattern, rows = Pattern([4, WHOLE_SEQUENCE], [1, 3]), tensors(3)
+def test_long_chunks_are_taken_in_pieces():
+    """A piece has at most 64 rows, which a window keeps beside its own; segments end between pieces."""
+    pattern, rows = Pattern.of(SlidingWindow(9, 2), DilatedSegment(100, 3), Strided(5)), tensors(3, seq=170)
     exact, _ = oracle_attention(*rows, pattern, is_causal=True)
-    monkeypatch.setattr(cache_module, "_MOST_SCORES", 300)
-    torch.testing.assert_close(decoded(DilatedCache(pattern, 3), rows, [2, SEQ]), exact)
+    torch.testing.assert_close(decoded(DilatedCache(pattern, 3), rows, [2, 150, 170]), exact)
 
 
 def test_a_prompt_is_computed_by_dilated_attention():

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dilkit import DilatedCache, GlobalTokens, Pattern, SlidingWindow
+from dilkit.decoding.sequence_rows import StepSpans
 from dilkit.oracle import oracle_attention
 
 PATTERN = Pattern([4, 12], [1, 3])
@@ -60,21 +61,17 @@ def test_the_advice_counts_from_the_longest_length():
 
 
 def test_a_step_that_failed_may_be_taken_again(monkeypatch):
-    """At the start of a segment, the first branch has stored its rows, and the second has no memory."""
+    """At the start of a segment, there is room for its first row, but the row is not stored."""
     follower = Follower(PATTERN, 4, 2, rollback=3)
     follower.attend(12)
     with monkeypatch.context() as patch:
-        patch.setattr(follower.cache._stores[1], "make_room", _without_memory)
-        with pytest.raises(MemoryError):
+        patch.setattr(StepSpans, "step", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
             follower.cache.attend(*rows(1))
     assert follower.cache.seen == 12
     follower.attend(1)
     assert follower.crop(10)
     follower.attend(5)
-
-
-def _without_memory(*_):
-    raise MemoryError
 
 
 @pytest.mark.parametrize(
@@ -91,6 +88,33 @@ def test_going_back_too_far_is_refused(length, message):
     with pytest.raises(ValueError, match=message):
         follower.cache.crop(length)
     assert follower.cache.seen == 18
+    follower.attend(3)
+
+
+@pytest.mark.parametrize("pieces", [(67,), (60, 7), (1,) * 67], ids=["prompt", "chunk", "rows"])
+def test_any_place_of_the_open_segment_can_be_cropped_to(pieces):
+    """After its last kept token, too, which no later row of it keeps."""
+    follower = Follower(Pattern([4], [2]), 4, 2, rollback=0)
+    for count in pieces:
+        follower.attend(count)
+    assert follower.crop(65)
+    follower.attend(9)
+
+
+def test_beams_are_reordered_as_a_whole_or_not_at_all(monkeypatch):
+    follower = Follower(PATTERN, 4, 2, rollback=0)
+    follower.attend(17)
+    select, left = Tensor.index_select, [1, 0]
+
+    def failing(x, *arguments):
+        if not left.pop(0):
+            raise MemoryError
+        return select(x, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tensor, "index_select", failing)
+        with pytest.raises(MemoryError):
+            follower.cache.reorder([1, 0])
     follower.attend(3)
 
 
@@ -164,37 +188,43 @@ def test_a_saved_cache_goes_on(seen):
 
 
 ZEROS = torch.zeros(2, 2, 2, 4, 4)
-GONE = ZEROS.double()
+KEPT = [torch.zeros(2, heads, 2, 2, 4).double() for heads in (2, 1, 1)]  # two rows each, after 18 tokens
+GONE = KEPT[0].clone()
 GONE.untyped_storage().resize_(0)
 WRONG_STATES = {
     "another pattern": (dict(pattern=Pattern.dense().to_json()), ValueError, "with pattern=.*, but this one has pattern="),
     "kv_heads": (dict(kv_heads=4), ValueError, "state is of a cache with kv_heads=4, but this one has kv_heads=2"),
     "rollback": (dict(rollback=3), ValueError, "state is of a cache with rollback=3"),
     "seen": (dict(seen=-1), ValueError, "state: seen=-1 must be at least 0"),
-    "fewer rows": (dict(rows=[torch.zeros(2, 2, 2, 1, 4).double()] * 2), ValueError, "not what the branch keeps after 18 tokens"),
+    "fewer rows": (dict(rows=[x[:, :, :, :1] for x in KEPT]), ValueError, "not what the branch keeps after 18 tokens"),
     "other rows": (dict(seen=23), ValueError, "latest=18, which is not what the branch keeps after 23 tokens"),
     "heads": (dict(heads=3), ValueError, "kv_heads=2 must divide heads=3"),
     "no rows": (dict(rows=[]), TypeError, "rows must be plain tensors"),
-    "one branch": (dict(rows=[torch.zeros(2, 2, 2, 4, 4)]), ValueError, "an entry for each of the 2 branches"),
-    "other dtypes": (dict(saved=[torch.zeros(2, 2, 2, 0, 4)] * 2), TypeError, "saved must be plain tensors of one dtype"),
-    "integers": (dict(rows=[ZEROS.long()] * 2), TypeError, "rows are torch.int64; one of float64"),
+    "one branch": (dict(rows=KEPT[:1]), ValueError, "an entry for each of the 3 groups of heads"),
+    "other dtypes": (dict(rows=[KEPT[0], *(x.float() for x in KEPT[1:])]), TypeError, "rows must be plain tensors of one dtype"),
+    "integers": (dict(rows=[ZEROS.long()] * 3), TypeError, "rows are torch.int64; one of float64"),
     "another batch": (
-        dict(rows=[ZEROS.double(), torch.zeros(2, 2, 3, 4, 4).double()]),
+        dict(rows=[KEPT[0], torch.zeros(2, 1, 3, 2, 4).double(), KEPT[2]]),
         ValueError,
-        r"rows has shape \(2, 2, 3, 4, 4\)",
+        r"rows has shape \(2, 1, 3, 2, 4\)",
     ),
-    "another device": (dict(rows=[ZEROS.double(), ZEROS.double().to("meta")]), TypeError, "rows must be plain .* on one device"),
+    "another device": (dict(rows=[KEPT[0], KEPT[1].to("meta"), KEPT[2]]), TypeError, "rows must be plain .* on one device"),
     "a tensor of heads": (dict(kv_heads=torch.ones(2)), TypeError, r"state: kv_heads=tensor\(.* is a Tensor; an integer"),
     "an array of a rollback": (dict(rollback=np.array([0, 0])), TypeError, "state: rollback=array.* is a ndarray; an integer"),
     "bytes of a pattern": (dict(pattern=PATTERN.to_json().encode()), TypeError, "state: pattern is a bytes; the JSON text"),
     "a float of tokens": (dict(seen=18.0), TypeError, "state: seen=18.0 is a float"),
     "no heads": (dict(heads=0), ValueError, "state: heads=0 must be at least 1"),
-    "a beginning before the first token": (dict(since=[-4, 0]), ValueError, "state: since=-4 must be at least 0"),
-    "a beginning after the open segment's": (dict(since=[17, 0]), ValueError, "since=17, .* not what the branch keeps after 18"),
+    "a beginning before the first token": (dict(since=[-4, 4, 4]), ValueError, "state: since=-4 must be at least 0"),
+    "a beginning after the open segment's": (
+        dict(since=[17, 4, 4]),
+        ValueError,
+        "since=17, .* not what the branch keeps after 18",
+    ),
+    "a longest length below that seen": (dict(longest=17), ValueError, "not what the branch keeps after 18 tokens"),
     "one more name": (dict(step=3), TypeError, "state is not what .* returns; missing: ; unknown: step"),
-    "sparse rows": (dict(rows=[torch.zeros(2, 2, 2, 4, 4).double().to_sparse()] * 2), TypeError, "rows must be plain tensors"),
-    "rows whose memory is gone": (dict(rows=[GONE] * 2), ValueError, "state: rows has shape .* beyond the 0 bytes"),
-    "no tensors": (dict(saved=[None, None]), TypeError, "saved must be plain tensors of one dtype"),
+    "sparse rows": (dict(rows=[ZEROS.double().to_sparse()] * 3), TypeError, "rows must be plain tensors"),
+    "rows whose memory is gone": (dict(rows=[GONE, *KEPT[1:]]), ValueError, "state: rows has shape .* beyond the 0 bytes"),
+    "no tensors": (dict(rows=[KEPT[0], None, None]), TypeError, "rows must be plain tensors of one dtype"),
 }
 
 
@@ -206,7 +236,7 @@ def test_a_state_of_something_else_is_refused(change, error, message):
     follower.attend(2)
     with pytest.raises(error, match=message):
         follower.cache.load_state_dict(state | change)
-    with pytest.raises(TypeError, match=r"not what DilatedCache.* returns; missing: heads, kv_heads, latest, "):
+    with pytest.raises(TypeError, match=r"not what DilatedCache.* returns; missing: heads, kv_heads, latest, longest, "):
         follower.cache.load_state_dict({"pattern": "x"})
     with pytest.raises(TypeError, match="state is a list, not what DilatedCache"):
         follower.cache.load_state_dict([state])
@@ -223,14 +253,13 @@ def test_a_state_of_another_window_or_other_tokens_is_refused(change):
         follower.cache.load_state_dict(follower.cache.state_dict() | change)
 
 
-@pytest.mark.parametrize("change", ["saved", "rows"])
-def test_a_state_without_what_going_back_restores_is_refused(change):
-    """The first rows of the open segment replaced earlier ones, which are in `saved`."""
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_state_without_what_going_back_takes_is_refused(more):
     follower = Follower(PATTERN, 4, 2, rollback=3)
     follower.attend(12)
-    follower.attend(1 if change == "saved" else 0)
+    follower.attend(more)
     again, state = Follower(PATTERN, 4, 2, rollback=3), follower.cache.state_dict()
-    short = {change: [x[:, :, :, :0] for x in state[change]]}
+    short = dict(rows=[x[:, :, :, 1:] for x in state["rows"]], since=[first + 1 for first in state["since"]])
     with pytest.raises(ValueError, match=r"not what the branch keeps after 1[23] tokens"):
         again.cache.load_state_dict(state | short)
     again.cache.load_state_dict(state)

@@ -41,6 +41,12 @@ def test_numbers_that_are_not_finite_make_a_row_of_nan():
     assert (back[[0, 3]] == 0).all()
 
 
+def test_a_batch_of_none():
+    cache = DilatedCache(Pattern([4], [1]), 1, stored="int8")
+    for count in (5, 1, 3):
+        assert cache.attend(*(torch.zeros(0, count, 1, 4) for _ in range(3))).shape == (0, count, 1, 4)
+
+
 @pytest.mark.parametrize(("stored", "share"), [("int8", 0.27), ("bfloat16", 0.5)])
 def test_the_memory(stored, share):
     row, sizes = torch.randn(1, 40, 2, 64), []
