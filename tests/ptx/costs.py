@@ -36,14 +36,14 @@ from dilkit.tools.bench.configuration import HEADS
 from dilkit.tools.bench.suites.costs import CARDS, LAUNCHES, WHOLE
 from dilkit.tools.bench.suites.gpu import CONFIGURATIONS
 from dilkit.tools.results.file import new_result, write_result
-from dilkit.tools.results.rows import Row, RowsResult
+from dilkit.tools.results.rows import ResultRow, RowsResult
 
 COUNTED = Options(counted=True, checked=False)
 HEAD_DIMS = 64, 128
 TURNS = 16
-"""Of a kernel without tiles, whose blocks are all alike: each has so many times the rows that it has at least."""
+"""Turns of a kernel without tiles, whose blocks are all alike: each has so many times the rows that it has at least."""
 TENSORS = {"forward": (3, 1), "dots": (2, 0), "dquery": (4, 1), "dkeyvalue": (4, 2)}
-"""By role: tensors of rows of halves or floats that a launch reads, and that it writes, or adds to if it is not the first."""
+"""Per role: tensors of rows of halves or floats that a launch reads, and that it writes, or adds to if it is not the first."""
 NUMBERS = {"forward": 1, "dots": 1, "dquery": 2, "dkeyvalue": 2}
 """The same of floats, one a row: lse and delta."""
 
@@ -129,7 +129,7 @@ def problems() -> Iterator[tuple[str, int, str, Capability]]:
             yield name, head_dim, "float32", card.capability
 
 
-def costs(name: str, head_dim: int, dtype: str, capability: Capability) -> Iterator[Row]:
+def costs(name: str, head_dim: int, dtype: str, capability: Capability) -> Iterator[ResultRow]:
     problem = CONFIGURATIONS[name]._replace(heads=1).problem(head_dim, dtype=dtype, requires_grad=True)
     seen: dict[str, int] = {}
     for role, one in launches(problem, FewTiles(capability)):
@@ -137,7 +137,7 @@ def costs(name: str, head_dim: int, dtype: str, capability: Capability) -> Itera
         case = dict(configuration=name, head_dim=head_dim, dtype=dtype, architecture="sm_{}{}".format(*capability), role=role)
         values = dict(tiles=one.tiles * HEADS, run=one.run) | issued(one.counts.times(HEADS))
         values["memory"] = HEADS * memory_bytes(role, one, problem)
-        yield Row(table=LAUNCHES, case=case | dict(launch=number), who=one.name, values=values)
+        yield ResultRow(table=LAUNCHES, case=case | dict(launch=number), who=one.name, values=values)
 
 
 def issued(counts: Counts) -> dict[str, int]:
@@ -177,7 +177,7 @@ WHOLES: tuple[tuple[str, int, int, str, Capability], ...] = (
 """Configuration, what its lengths are divided by, and the rest of a problem that is run whole."""
 
 
-def compared(name: str, divisor: int, head_dim: int, dtype: str, capability: Capability) -> Iterator[Row]:
+def compared(name: str, divisor: int, head_dim: int, dtype: str, capability: Capability) -> Iterator[ResultRow]:
     sizes = dict(head_dim=head_dim, divisor=divisor, dtype=dtype, requires_grad=True)
     whole = CONFIGURATIONS[name].problem(**sizes)
     few = CONFIGURATIONS[name]._replace(heads=1).problem(**sizes)
@@ -189,7 +189,7 @@ def compared(name: str, divisor: int, head_dim: int, dtype: str, capability: Cap
         del differ["atomics"]  # of the counter, which a launch of a block a tile has no use for
         count = max(differ, key=lambda name: differ[name])
         worst = dict(tiles=right.tiles, run=found.run, count=count, whole=counts[0][count], from_few=counts[1][count])
-        yield Row(table=WHOLE, case=dict(problem=shown, launch=number), who=right.name, values=worst)
+        yield ResultRow(table=WHOLE, case=dict(problem=shown, launch=number), who=right.name, values=worst)
 
 
 if __name__ == "__main__":

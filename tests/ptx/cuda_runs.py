@@ -42,7 +42,7 @@ ONCE = Pattern.of(
     SlidingWindow(24, 2), SlidingWindow(7), GlobalTokens([0, 9, 11, 33]), GlobalTokens(3, "read", heads=(1, 3)), overlap="once"
 )
 PARTS = Pattern.of(BlockSparse.bigbird(18, 32, heads=2), Documents([32, 40, 500]))
-"""Of more parts than a warp has lanes."""
+"""A pattern of more parts than a warp has lanes."""
 
 
 def has_runs(case: Case) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from helpers.steps import gpu_case
-from ptx.trials import PAIRS, SINGLE, STEP, TENSOR, Trial
+from ptx.trials import HOPPER_SMALL, PAIRS, SINGLE, STEP, TENSOR, Trial
 
 from dilkit import Pattern
 from dilkit.testing.problems import Case
@@ -60,6 +60,26 @@ CUDA: Faults = {
     "lane of a shuffle": (r"(shfl\.sync\.\w+\.b32\s+\S+, \S+, )(?:1|2|4|8|16),", r"\g<1>3,"),
     "counter": (r"\tst\.global\.u32\s+\[%rd\d+\], %r\d+;", ""),
 }
+HOPPER: Faults = {
+    "barrier": (r"\tbar\.sync[^;]*;", ""),
+    "barrier of a warp": CUDA["barrier of a warp"],
+    "wait for a phase": (r"mbarrier\.try_wait\S+ (\w+), [^;]*;", r"setp.eq.u32 \1, 0, 0;"),
+    "arrival": (r"mbarrier\.arrive[^;]*;", ""),
+    "fence of proxies": (r"fence\.proxy[^;]*;", ""),
+    "wait for copies": (r"cp\.async\.wait_group [02];", "cp.async.wait_group 4;"),
+    "commit": CUDA["commit"],
+    "copy of nothing": CUDA["copy of nothing"],
+    "wait for products": (r"(wgmma\.wait_group\S+) [01];", r"\1 2;"),
+    "commit of products": (r"wgmma\.commit_group[^;]*;", ""),
+    "fence of registers": (r"wgmma\.fence[^;]*;", ""),
+    "first sum": (r"(setp\.ne\.b32 add, )%r\d+, 0;", r"\g<1>1, 0;"),
+    "order of A": (r"(wgmma\.mma_async\S+ \{[^}]*\}, \{)(%r\d+), (%r\d+)", r"\1\3, \2"),
+    "transposed": (r"(wgmma\.mma_async[^;]*), 1;", r"\1, 0;"),
+    "order of halves": CUDA["order of halves"],
+    "predicate": CUDA["predicate"],
+    "lane of a shuffle": CUDA["lane of a shuffle"],
+    "counter": CUDA["counter"],
+}
 TRITON: Faults = {
     "barrier": (r"\tbar\.sync\s+0;", ""),
     "wait for no group": (r"cp\.async\.wait_group\s+([1-9]);", r"cp.async.wait_group \g<1>0;"),
@@ -88,12 +108,28 @@ NUMBA: Faults = {
     "product": (r"(fma\.rn\.f32\s+%f\d+, %f\d+, %f\d+, )%f\d+;", r"\g<1>0f00000000;"),
     "store": (r"\tst\.shared\.\S+\s[^;]*;", ""),
 }
+WARPGROUPS: Faults = {
+    "parity": (r"mbarrier\.try_wait\.parity[^;]*, (%r\d+);", r"xor.b32 \1, \1, 1;\n\g<0>\nxor.b32 \1, \1, 1;"),
+    "wait for one product less": (r"(wgmma\.wait_group\S+)\s+0;", r"\1 1;"),
+    "wait for no product": (r"(wgmma\.wait_group\S+)\s+\d;", r"\1 7;"),
+    "commit of products": (r"wgmma\.commit_group[^;]*;", ""),
+    "fence of registers": (r"wgmma\.fence[^;]*;", ""),
+    "fence of a proxy": (r"fence\.proxy\.async[^;]*;", ""),
+    **{
+        f"{what} in a descriptor": (
+            r"wgmma\.mma_async[^;]*, (%rd\d+),[^;{}]*;",
+            rf"xor.b64 \1, \1, {1 << bit};\n\g<0>\nxor.b64 \1, \1, {1 << bit};",
+        )
+        for what, bit in (("start", 1), ("leading offset", 19), ("stride", 36), ("swizzling", 62))
+    },
+}
+"""Faults of products by warpgroups, and the mbarriers that they wait at."""
 SMALL: dict[str, Any] = dict(feature="PTX", variant="small", pattern=Pattern([128, 256], [1, 1]), seq=200, heads=2, kv_heads=1)
 CASE = Case(**SMALL, batch=1, head_dim=16, dtype="float16", is_causal=True, mask="random", values="ignored NaN")
 """Rows that see some tiles of columns as a whole, and others cut."""
 
 LOOPS = 300_000
-"""That case takes a few thousand turns."""
+"""Most turns; the longest case takes a few thousand."""
 
 
 def _of(backend: str) -> tuple[Trial, ...]:
@@ -116,7 +152,9 @@ OF_CUDA = {
 
 SUBJECTS = {
     **{kernel: Subject(kernel, CUDA, trials) for kernel, trials in OF_CUDA.items()},
+    "hopper_forward": Subject("hopper_forward", HOPPER, HOPPER_SMALL, LOOPS),
     **{f"triton {role}": Subject(role, TRITON, _of("triton"), LOOPS, 1) for role in ("forward", "dquery", "dkeyvalue")},
+    "triton forward on Hopper": Subject("forward", WARPGROUPS, (Trial("broken", (9, 0), CASE, backend="triton"),), LOOPS, 1),
     "triton attend_stored": Subject("attend_stored", TRITON_STEP, SMALL_STEP, places=1),
     **{
         f"numba_cuda {role}": Subject(rf"\S*?{len(role)}{role}\d\S*", NUMBA, _of("numba_cuda"), LOOPS, 1)
@@ -142,6 +180,14 @@ FOR_REGISTERS = (
     "no loads, for which there would be no registers, as the source says."
 )
 
+FOR_LANES = (
+    "It lets lane 0 arrive for its warp. All lanes have waited for products just before. Of what they have read besides, the "
+    "notes of keys, the emulator knows the first and the last reader alone, and nobody writes these before two more arrivals."
+)
+SHIFTED = "It divides by a step: powers of two are shifted, and others divided, which gives the same of a power of two."
+TWO_FENCES = "Weights and sums are ready at the fence of the product before, that of the scores, which writes to neither."
+NOTHING_BEFORE = "Of the copy of queries, the first of a tile: the block has waited for all before."
+
 NO_STRIP = "Of the record of a strip, where the loop has none: its turns, none, do not use it."
 NO_ROW = "Of rows that the tile lacks: the first row comes in their place, and nothing is stored of them."
 NOT_IN_STRIP = "Of the biases of columns that a strip lacks: -inf comes in the place of what is copied."
@@ -166,6 +212,11 @@ SURVIVORS: dict[str, str] = {
         "The compiler divides numbers below 2^32 as such, others as numbers of 64 bits: with the branch the other way round the "
         "former are divided as the latter, which gives the same. No trial has 2^32 rows, which would be divided wrongly."
     ),
+    "hopper_forward: barrier of a warp 1/2": FOR_LANES,
+    "hopper_forward: wait for copies 0/2": NOTHING_BEFORE,
+    "hopper_forward: copy of nothing 0/2": OWN_ROWS,
+    "hopper_forward: fence of registers 1/2": TWO_FENCES,
+    "hopper_forward: predicate 1/2": SHIFTED,
     "triton forward: commit 0/1": ALL_GROUPS,
     "triton forward: copy of nothing 0/1": NO_STRIP,
     "triton forward: condition of a load 0/1": NO_ROW,
@@ -182,6 +233,9 @@ SURVIVORS: dict[str, str] = {
     "triton dkeyvalue: copy of nothing 0/1": NOT_IN_STRIP,
     "triton dkeyvalue: condition of a load 0/1": NO_ROW,
     "triton dkeyvalue: default of a load 0/1": NO_STRIP,
+    "triton forward on Hopper: leading offset in a descriptor 0/1": (
+        "Of a matrix no wider than its swizzling, which has one column of atoms: nothing lies at that offset."
+    ),
     "numba_cuda forward: comparison 0/1": FLOOR,
     "numba_cuda forward: product 0/1": LOGARITHM,
     "numba_cuda dquery: comparison 0/1": FLOOR,

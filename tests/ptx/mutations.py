@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from dilkit.tools.bench.suites.ptx import FAULTS, code_digest, digest
 from dilkit.tools.results.environment import now
-from dilkit.tools.results.rows import Row
+from dilkit.tools.results.rows import ResultRow
 
 SEEDS = 0, 1
 
@@ -77,12 +77,12 @@ def try_all(chosen: Iterable[Mutation]) -> dict[str, str]:
     return reasons
 
 
-def result(kernel: str, reasons: dict[str, str], seconds: float) -> Row:
+def result(kernel: str, reasons: dict[str, str], seconds: float) -> ResultRow:
     lives = {name for name, reason in reasons.items() if not reason}
     backend = SUBJECTS[kernel].backend
     values: dict[str, Any] = dict(source=digest(backend), machine=machine(kernel), date=now(), seconds=round(seconds, 1))
     values |= dict(caught=len(reasons) - len(lives), explained=len(lives & set(SURVIVORS)), lives=sorted(lives - set(SURVIVORS)))
-    return Row(table=FAULTS, case=dict(kernel=kernel), who=backend, values=values)
+    return ResultRow(table=FAULTS, case=dict(kernel=kernel), who=backend, values=values)
 
 
 @cache

@@ -19,7 +19,7 @@ from dilkit.device import probe
 from dilkit.tools.bench.suites.ptx import FAULTS, TRIALS, current, digest
 from dilkit.tools.results.environment import now
 from dilkit.tools.results.file import new_result, read_result, write_result
-from dilkit.tools.results.rows import Row, RowsResult
+from dilkit.tools.results.rows import ResultRow, RowsResult
 
 PLACE = Path(__file__).parents[2] / "docs/results/ptx.json"
 
@@ -62,16 +62,16 @@ def summary(outcomes: list[Outcome]) -> Iterator[str]:
     yield f"{counts}, worst error {worst:.2f}, {sum(one.seconds for one in outcomes) / 60:.1f} minutes of CPU time"
 
 
-def read(path: Path) -> tuple[list[Row], list[Row]]:
+def read(path: Path) -> tuple[list[ResultRow], list[ResultRow]]:
     rows = [row for row in read_result(path, RowsResult, "ptx").rows if current(row)] if path.exists() else []
     return [row for row in rows if row.table == TRIALS], [row for row in rows if row.table == FAULTS]
 
 
-def write(path: Path, executed: Iterable[Row], broken: Iterable[Row]) -> None:
+def write(path: Path, executed: Iterable[ResultRow], broken: Iterable[ResultRow]) -> None:
     write_result(new_result(RowsResult, probe("cpu"), kind="ptx", rows=(*executed, *broken)), path)
 
 
-def is_known(trial: Trial, executed: Iterable[Row]) -> bool:
+def is_known(trial: Trial, executed: Iterable[ResultRow]) -> bool:
     rows = (row.values for row in executed if (row.who, row.case) == group_of(trial))
     return any(trial.case_name in (*values["passed"], *values["refused"]) for values in rows)
 
@@ -80,7 +80,7 @@ def group_of(trial: Trial) -> tuple[str, dict[str, Any]]:
     return trial.backend, dict(listed=trial.listed, architecture=trial.architecture, rounded=trial.rounded)
 
 
-def brought_up_to_date(known: Iterable[Row], every: Iterable[Trial], outcomes: Iterable[Outcome]) -> list[Row]:
+def brought_up_to_date(known: Iterable[ResultRow], every: Iterable[Trial], outcomes: Iterable[Outcome]) -> list[ResultRow]:
     """Return a row for each group of `every`, with what is known and what was run now."""
     rows = {str((row.who, row.case)): row for row in known}
     groups: dict[str, list[Trial]] = {}
@@ -92,7 +92,7 @@ def brought_up_to_date(known: Iterable[Row], every: Iterable[Trial], outcomes: I
     return [_row(group, rows.get(key), anew.get(key, [])) for key, group in groups.items()]
 
 
-def _row(group: list[Trial], known: Row | None, outcomes: list[Outcome]) -> Row:
+def _row(group: list[Trial], known: ResultRow | None, outcomes: list[Outcome]) -> ResultRow:
     backend, case = group_of(group[0])
     nothing = dict(source=digest(backend), date="", seconds=0.0, passed=[], refused=[], wrong=[])
     values = known.values if known else nothing
@@ -107,7 +107,7 @@ def _row(group: list[Trial], known: Row | None, outcomes: list[Outcome]) -> Row:
     seconds = round(values["seconds"] + sum(outcome.seconds for outcome in outcomes), 1)
     counted = dict(trials=len(group), seconds=seconds, date=now() if outcomes else values["date"])
     names = {kind: sorted(names) for kind, names in came.items()}
-    return Row(table=TRIALS, case=case, who=backend, values=values | counted | names)
+    return ResultRow(table=TRIALS, case=case, who=backend, values=values | counted | names)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from ptx.trials import SINGLE, Outcome
 from dilkit.device import probe
 from dilkit.tools.bench.suites import ptx as report
 from dilkit.tools.results.file import new_result
-from dilkit.tools.results.rows import Row, RowsResult
+from dilkit.tools.results.rows import ResultRow, RowsResult
 
 TRIALS = SINGLE[:3]
 FIRST, SECOND, THIRD = TRIALS
@@ -18,8 +18,8 @@ DATED = dict(source=OWN, date="2026-01-02T03:04:05+00:00")
 CASE = dict(listed="list", architecture="sm_80", rounded=False)
 CAME = DATED | dict(trials=9, seconds=90.0, passed=["a", "b"], refused=["c"], wrong=[])
 NOTICED = DATED | dict(machine="", seconds=60.0, caught=7, explained=2, lives=[])
-ROW = Row(table=report.TRIALS, case=CASE, who="cupy_raw", values=CAME)
-BROKEN = Row(table=report.FAULTS, case=dict(kernel="mma_forward"), who="cupy_raw", values=NOTICED)
+ROW = ResultRow(table=report.TRIALS, case=CASE, who="cupy_raw", values=CAME)
+BROKEN = ResultRow(table=report.FAULTS, case=dict(kernel="mma_forward"), who="cupy_raw", values=NOTICED)
 
 
 def outcome(number: int, reason: str = "", skipped: str = "") -> Outcome:

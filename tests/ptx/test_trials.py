@@ -11,7 +11,7 @@ from ptx.costs import costs
 from ptx.emulator import Emulator, Options, measured
 from ptx.faults import CASE, SUBJECTS
 from ptx.mutations import Mutation, caught
-from ptx.trials import SINGLE, STEP, TENSOR, Trial, every_trial, is_installed, opened, run
+from ptx.trials import HOPPER_SMALL, SINGLE, STEP, TENSOR, Trial, every_trial, is_installed, opened, run
 
 from dilkit import Pattern
 from dilkit.backends.cuda.compile import compiler_version
@@ -34,13 +34,16 @@ FORWARD = Case(feature="PTX", variant="forward", pattern=Pattern([64], [1]), seq
 ROUNDED = [Trial("sizes", capability, SMALL, rounded=True) for capability in ((7, 5), (8, 0), (9, 0))]
 """Trials with the rounding of devices."""
 ROLES = 4
-SKIPPED = "forward for sm_90a has wgmma, which the emulator does not model"
+SKIPPED = "forward for sm_100a has tcgen05, which the emulator does not model"
 
 
 @needs_cupy
 @pytest.mark.parametrize(
     "trial",
-    [TENSOR[0], *(pytest.param(trial, marks=slow) for trial in (*TENSOR[1:], *SINGLE, *STEP, *ROUNDED))],
+    [
+        *(TENSOR[0], HOPPER_SMALL[0]),
+        *(pytest.param(trial, marks=slow) for trial in (*TENSOR[1:], *HOPPER_SMALL[1:], *SINGLE, *STEP, *ROUNDED)),
+    ],
     ids=lambda trial: trial.name,
 )
 def test_kernels_in_cuda_are_right_as_ptx(trial):
@@ -53,7 +56,8 @@ def test_kernels_in_cuda_are_right_as_ptx(trial):
     ("backend", "capability", "case", "launches", "skipped"),
     [
         pytest.param("triton", (8, 0), replace(FORWARD, dtype="float16"), 1, "", marks=needs_triton),
-        pytest.param("triton", (9, 0), replace(FORWARD, dtype="float16"), 0, SKIPPED, marks=[slow, needs_triton]),
+        pytest.param("triton", (9, 0), replace(FORWARD, dtype="float16"), 1, "", marks=[slow, needs_triton]),
+        pytest.param("triton", (10, 0), replace(FORWARD, dtype="float16"), 0, SKIPPED, marks=[slow, needs_triton]),
         *(
             pytest.param("triton", (8, 0), replace(CASE, dtype=dtype, bias=bias), ROLES, "", marks=[slow, needs_triton])
             for dtype, bias in (("float32", "none"), ("bfloat16", "none"), *(("float32", x) for x in ("alibi", "clipped")))
@@ -107,6 +111,7 @@ CUDA_FAULTS = [
     *(((name, "wait for one group less", 2, 3), "under way") for name in ("mma_forward", "mma_dquery", "mma_dkeyvalue")),
     (("mma_forward", "counter", 0, 2), "leaves its counter"),
     (("mma_dquery_pairs", "copy of nothing", 1, 2), "not finite"),
+    *((("hopper_forward", fault, 0, 2), "") for fault in ("wait for a phase", "fence of proxies", "wait for products")),
 ]
 """Faults, and a part of the reason why each is caught."""
 
@@ -117,6 +122,7 @@ CUDA_FAULTS = [
     [
         *(pytest.param(*one, marks=needs_cupy) for one in CUDA_FAULTS),
         *(pytest.param(("triton forward", fault, 1, 2), "", marks=needs_triton) for fault in FAULTS),
+        pytest.param(("triton forward on Hopper", "wait for no product", 0, 1), "", marks=needs_triton),
         pytest.param(("triton attend_stored", "order of an atomic operation", 0, 1), "race", marks=needs_triton),
         pytest.param(("numba_cuda forward", "barrier", 1, 2), "race", marks=needs_numba),
     ],

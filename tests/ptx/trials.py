@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import cycle, product
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from ptx.emulator import MEASURED, Emulator, Options, PTXError, UnknownPTX, meas
 
 from dilkit import Pattern, register_backend, unregister_backend
 from dilkit.backend import missing_modules
+from dilkit.backends.cuda.hopper import CAPABILITY as HOPPER, HEAD_DIMS as HOPPER_DIMS, hopper_kernel
 from dilkit.backends.numba.backend import TABLE
 from dilkit.backends.tiles.backend import StepBackend, TiledBackend
 from dilkit.backends.triton.sizes import HEAD_DIMS
@@ -27,6 +28,7 @@ from dilkit.testing.problems import OTHER_KINDS, PROBLEMS, SCORES, Case
 
 MODULES = {
     "cupy_raw": ("cupy",),
+    "hopper": ("cupy",),
     "triton": ("triton",),
     "numba_cuda": ("numba_cuda", "nvidia.cuda_nvcc", "nvidia.cuda_nvrtc"),
 }
@@ -92,8 +94,9 @@ class Outcome:
 
 def every_trial() -> list[Trial]:
     in_cuda = dict.fromkeys((*sizes(), *rounded(), *features(), *steps()))
+    on_hopper = dict.fromkeys((*HOPPER_SMALL, *listed_of_hopper()))
     in_python = *sizes_of("triton"), *sizes_of("numba_cuda"), *steps_of_triton(), *listed_of("triton"), *listed_of("numba_cuda")
-    return [*in_cuda, *in_python]
+    return [*in_cuda, *on_hopper, *in_python]
 
 
 def sizes() -> Iterator[Trial]:
@@ -152,6 +155,16 @@ def listed_of(backend: str) -> Iterator[Trial]:
             yield Trial("list", AMPERE, case, backend=backend)
 
 
+def listed_of_hopper() -> Iterator[Trial]:
+    """Yield the forward passes of the problem list that the kernel for Hopper serves, with its head_dims, in turn."""
+    dims = cycle(product((*HOPPER_DIMS, HOPPER_DIMS[0] - 8, HOPPER_DIMS[1] - 24), ("bfloat16", "float16")))
+    for case in dict.fromkeys(replace(case, dtype="", head_dim=0, gradients=False) for case in PROBLEMS):
+        head_dim, dtype = next(dims)
+        case = replace(case, variant=f"{case.variant} {head_dim}", head_dim=head_dim, dtype=dtype)
+        if case.layout != "sliced" and not case.lengths and hopper_kernel(case.problem(), HOPPER, True):
+            yield Trial("list", HOPPER, case, rounded=head_dim in HOPPER_DIMS, backend="hopper")
+
+
 def steps_of_triton() -> Iterator[Trial]:
     for at, case in enumerate(step_cases()):
         yield Trial("steps", OTHERS["triton"] if at % 4 == 3 else AMPERE, case, backend="triton")
@@ -176,6 +189,16 @@ def small(head_dim: int, dtype: str) -> tuple[Trial, ...]:
 
 
 TENSOR, PAIRS, SINGLE = small(32, "bfloat16"), small(128, "bfloat16"), small(32, "float32")
+SKIPPED = Case(feature="skipped", variant="", pattern=Pattern([512, 1024], [1, 4]), seq=1000, head_dim=64, dtype="bfloat16")
+"""A pattern in which half of the rows of a tile see fewer key tiles than the other half."""
+HOPPER_SMALL = tuple(
+    Trial("small", HOPPER, replace(case, gradients=False), backend="hopper")
+    for case in (
+        *(trial.case for trial in (*small(64, "bfloat16"), *small(128, "float16"))),
+        replace(SKIPPED, batch=1, heads=1, is_causal=True),
+    )
+    if isinstance(case, Case) and not case.lengths
+)
 STEP = tuple(Trial("steps", (8, 0), case) for case in (gpu_case(("float32", ""), "grouped", "coordinates"), MANY_SPANS))
 """Cases of all kernels between them."""
 
@@ -204,11 +227,11 @@ def opened(name: str, capability: Capability, options: Options) -> Iterator[tupl
 
     Only its own compiler is imported, for others may not be installed.
     """
-    if name == "cupy_raw":
+    if name in ("cupy_raw", "hopper"):
         from ptx.launches.from_cuda import CudaOnPTX, PTXLauncher
 
         launcher = PTXLauncher(capability, options)
-        yield CudaOnPTX(launcher), launcher.emulator
+        yield CudaOnPTX(launcher, name == "hopper"), launcher.emulator
         return
     if name == "triton":
         from ptx.launches.from_triton import opened as opened_there

@@ -155,7 +155,6 @@ DATA_MOVEMENT = (
 )
 CONTROL_FLOW = (Rule(r"bra(?:\.uni)?", branch), Rule(r"ret", lambda use: "return;"))
 SYNCHRONIZATION = (
-    Rule(r"bar\.sync", lambda use: f"barrier({use.read(0, 'u32')}, {use.line});"),
     Rule(r"bar\.warp\.sync", lambda use: f"warp_value(MEET, 0, {use.read(0, 'u32')}, {use.line});"),
     Rule(r"membar\.gl", lambda use: "fence();"),
     Rule(r"atom" + ATOMIC, change_atomically),

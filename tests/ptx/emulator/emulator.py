@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from ptx.emulator.library import Launch, Range, library_of
+from ptx.emulator.library import Launch, Range, is_known, library_of
 from ptx.emulator.parse import Entry, entry_of
 
 Span = tuple[int, int, str, bool]
@@ -22,8 +22,8 @@ WAYS_OF_COPIES = 3
 WARP, MOST_THREADS = 32, 1024
 SHOWN = 60
 """Characters of a kernel's name in a message, counted from its end."""
-NO_MODEL = re.compile(r"\b(wgmma|mbarrier|cp\.async\.bulk|tcgen05)\.")
-"""Instructions of several warps together, and copies by a unit of their own."""
+ASYNCHRONOUS = re.compile(r"(?<![\w.])(wgmma|mbarrier|cp(?:\.reduce)?\.async\.bulk|tcgen05)\.[\w.:]+")
+"""Instructions of several warps together, and copies by a unit of their own. Few have a model."""
 
 
 class PTXError(RuntimeError):
@@ -197,7 +197,7 @@ class Emulator:
             threads: Threads of a block, in x or in (x, y); a multiple of 32 up to 1024 in all.
             shared_bytes: Dynamic shared memory of a block.
             memory: Further memory that the kernel may touch. Races in a span named "counter" are no errors.
-            resident: Number of blocks at once, in the place of that of the options.
+            resident: Number of blocks at once, in place of that of the options.
             numbers: Numbers of the only blocks that run; all do by default.
 
         Raises:
@@ -243,9 +243,10 @@ class Emulator:
         """Return the head of a kernel and its compiled library."""
         if ptx not in self._kernels:
             entry = entry_of(ptx)
-            if unknown := NO_MODEL.search(ptx):
-                self.not_modelled = f"{entry.name} for {entry.target} has {unknown[1]}, which the emulator does not model"
-                raise NotModelled(self.not_modelled)
+            for opcode, family in {found[0]: found[1] for found in ASYNCHRONOUS.finditer(ptx)}.items():
+                if not is_known(opcode):
+                    self.not_modelled = f"{entry.name} for {entry.target} has {family}, which the emulator does not model"
+                    raise NotModelled(self.not_modelled)
             self._kernels[ptx] = entry, library_of(self.options.change(ptx), self.options.counted)
         return self._kernels[ptx]
 

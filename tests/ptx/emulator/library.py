@@ -19,9 +19,9 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from ptx.emulator import effects, values
+from ptx.emulator import effects, hopper, values
 from ptx.emulator.parse import Instruction, Label, UnknownPTX, parse
-from ptx.emulator.rules import REGISTER_TYPES, Names, Rule, Use, names_of, place, variable
+from ptx.emulator.rules import REGISTER_TYPES, Names, Rule, Use, held, names_of, place, registers_of, variable
 
 HERE = Path(__file__).parent
 MACHINE, BUILD = HERE / "machine", HERE / "build"
@@ -31,13 +31,14 @@ FLAGS = (
 )
 WEEK = 7 * 24 * 3600
 
-RULES = (*values.RULES, *effects.RULES)
+RULES = (*values.RULES, *effects.RULES, *hopper.RULES)
 UNSET = {"pred": "1", "b16": "0xdeaddead", "b32": "0xdeadbeef", "b64": "0xdeadbeef", "f32": "0x7fc00000"}
 """Contents of each 32 bits of registers before they are written."""
 TEXT = """#include "machine.h"
 
 int64_t static_shared_bytes(void) {{ return {shared}; }}
 int64_t parameter_bytes(void) {{ return {parameters}; }}
+int has_clocks(void) {{ return {clocks}; }}
 
 void kernel(void) {{
 {registers}
@@ -126,13 +127,20 @@ def translate(text: str) -> str:
     """Write the kernel in PTX `text` in C, with an array for each kind of register. Raises UnknownPTX."""
     kernel = parse(text)
     names = names_of(kernel)
-    registers = "\n".join(_declarations(kernel.registers))
+    registers = "\n".join(_declarations(kernel.registers, names.held))
     body = "\n".join(_line(statement, names) for statement in kernel.body)
     end = max((one.offset + one.bytes for one in kernel.parameters), default=0)
-    return TEXT.format(shared=names.shared_bytes, parameters=end, registers=registers, body=body)
+    clocks = int(any(isinstance(one, Instruction) and _needs_clocks(one) for one in kernel.body))
+    return TEXT.format(shared=names.shared_bytes, parameters=end, registers=registers, body=body, clocks=clocks)
 
 
-def _declarations(registers: dict[str, str]) -> Iterator[str]:
+def _needs_clocks(instruction: Instruction) -> bool:
+    """Return True if some threads of a block wait for some others."""
+    is_barrier = instruction.opcode.startswith("bar") and instruction.operands == ("0",)
+    return not is_barrier and rule_of(instruction.opcode)[0] in hopper.RULES
+
+
+def _declarations(registers: dict[str, str], held_registers: frozenset[str]) -> Iterator[str]:
     counts = {name: number + 1 for name, number in sorted(map(place, registers))}
     types = {place(register)[0]: type for register, type in registers.items()}
     for name, type in types.items():
@@ -140,6 +148,7 @@ def _declarations(registers: dict[str, str]) -> Iterator[str]:
             raise UnknownPTX(f"registers of type {type}")
         yield f"    {REGISTER_TYPES[type]} {name}[{counts[name] + counts[name] % 2}];"
         yield f"    wmemset((wchar_t *){name}, {UNSET[type]}, sizeof {name} / sizeof(wchar_t));"
+    yield from (f"    Held {name}_held[{counts[name]}] = {{}};" for name in {place(register)[0] for register in held_registers})
 
 
 def _line(statement: Instruction | Label, names: Names) -> str:
@@ -150,9 +159,16 @@ def _line(statement: Instruction | Label, names: Names) -> str:
         c = rule.c(Use(statement, named, names))
     except UnknownPTX as error:
         raise UnknownPTX(f"line {statement.line}: {statement.opcode} {', '.join(statement.operands)}: {error}") from None
+    if not statement.opcode.startswith("wgmma.mma_async"):
+        touched = names.held.intersection(registers_of(statement))
+        c = " ".join((*(f"touch_register(&{held(one)}, {statement.line});" for one in sorted(touched)), c))
     if not statement.guard:
         return f"    {c}"
     return f"    if ({'!' * statement.guard.startswith('!')}{variable(statement.guard.lstrip('!'))}) {{ {c} }}"
+
+
+def is_known(opcode: str) -> bool:
+    return any(re.fullmatch(rule.opcode, opcode) for rule in RULES)
 
 
 @cache

@@ -75,9 +75,9 @@ ELSEWHERE = re.compile(r"(?:\.common )?\.global .*", re.DOTALL)
 """Arrays in global memory. An operand that names one is unknown."""
 ARRAY = re.compile(r"(\.extern |\.visible )?\.shared \.align (\d+) \.[a-z](\d+) (\w+)(?:\[(\d*)\])?")
 REGISTERS = re.compile(r"\.reg \.(\w+)\s+%(\w+)<(\d+)>")
-OWN_REGISTER = re.compile(r"\.reg \.(\w+) (\w+)")
-GUARDED = re.compile(r"(?:@(!?)%(\w+)\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
-STATEMENT = re.compile(r"\s*(?:\$(\w+):|([{}])|([^;]+);)")
+OWN_REGISTERS = re.compile(r"\.reg \.(\w+)\s+(%?\w+(?:\s*,\s*%?\w+)*)")
+GUARDED = re.compile(r"(?:@(!?)(%?\w+)\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
+STATEMENT = re.compile(r"\s*(?:(\$?\w+):(?!:)|([{}])|([^;]+);)")
 
 
 def parse(text: str) -> Kernel:
@@ -119,7 +119,7 @@ class _Body:
     def __init__(self, arrays: list[Array]) -> None:
         self.registers: dict[str, str] = {}
         self.arrays, self.statements = arrays, list[Instruction | Label]()
-        self.scopes: list[dict[str, str]] = []
+        self.scopes: list[tuple[str, dict[str, str]]] = []
         self.scope_count = 0
 
     def read(self, text: str, start: int) -> None:
@@ -130,10 +130,10 @@ class _Body:
             begin = matched.start(matched.lastindex or 0)
             line, place = line + text.count("\n", place, begin), begin
             if label:
-                self.statements.append(Label(line, label))
+                self.statements.append(Label(line, self._label(label)))
             elif brace == "{":
-                self.scopes.append({})
                 self.scope_count += 1
+                self.scopes.append((f"own{self.scope_count}_", {}))
             elif brace and self.scopes:
                 self.scopes.pop()
             elif brace and text[matched.end() :].strip():
@@ -158,10 +158,12 @@ class _Body:
     def _declare(self, line: int, statement: str) -> None:
         if found := REGISTERS.fullmatch(statement):
             self.registers |= {f"{found[2]}{i}": found[1] for i in range(int(found[3]))}
-        elif (found := OWN_REGISTER.fullmatch(statement)) and self.scopes:
-            name = f"own{self.scope_count}_{found[2]}"
-            self.scopes[-1][found[2]] = f"%{name}"
-            self.registers[name] = found[1]
+        elif (found := OWN_REGISTERS.fullmatch(statement)) and self.scopes:
+            prefix, names = self.scopes[-1]
+            for own in re.split(r"\s*,\s*", found[2]):
+                name = prefix + own.lstrip("%")
+                names[own] = f"%{name}"
+                self.registers[name] = found[1]
         else:
             raise UnknownPTX(f"line {line}: {statement}")
 
@@ -169,11 +171,17 @@ class _Body:
         found = GUARDED.fullmatch(statement)
         if found is None:
             raise UnknownPTX(f"line {line}: {statement}")
-        operands = found[4]
-        for scope in self.scopes:
-            for name, own in scope.items():
-                operands = re.sub(rf"(?<![\w%$]){name}\b", own, operands)
-        return Instruction(line, f"{found[1]}{found[2]}" if found[2] else "", found[3], split(operands))
+        guard, operands = found[2] or "", found[4]
+        if found[3].startswith("bra") and self.scopes and not operands.startswith("$"):
+            operands = self._label(operands)
+        for _, names in reversed(self.scopes):
+            for name, own in names.items():
+                guard, operands = (re.sub(rf"(?<![\w%$]){re.escape(name)}\b", own, text) for text in (guard, operands))
+        return Instruction(line, f"{found[1] or ''}{guard.lstrip('%')}", found[3], split(operands))
+
+    def _label(self, name: str) -> str:
+        """Return the name of a label, which a scope has for itself unless it begins with $."""
+        return name.removeprefix("$") if name.startswith("$") or not self.scopes else self.scopes[-1][0] + name
 
 
 def split(operands: str) -> tuple[str, ...]:

@@ -23,7 +23,8 @@ SPECIAL = {"%tid.x": "THREAD_X", "%tid.y": "THREAD_Y", "%ntid.x": "THREADS_X", "
 class Names:
     """Names that operands may use.
 
-    Registers have types, arrays places in shared memory, labels lines, and parameters places among the launch's bytes.
+    Registers have types, arrays places in shared memory, labels lines, and parameters places among the launch's bytes. `held` are
+    registers that products of warpgroups use.
     """
 
     registers: dict[str, str]
@@ -31,6 +32,7 @@ class Names:
     shared_bytes: int
     labels: dict[str, int]
     parameters: dict[str, int]
+    held: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,13 @@ def names_of(kernel: Kernel) -> Names:
         places[array.name] = end = -(-end // array.align) * array.align
         end += array.bytes or 0
     labels = {one.name: one.line for one in kernel.body if isinstance(one, Label)}
-    return Names(kernel.registers, places, end, labels, {one.name: one.offset for one in kernel.parameters})
+    products = [one for one in kernel.body if isinstance(one, Instruction) and one.opcode.startswith("wgmma.mma_async")]
+    held = frozenset(name for one in products for name in registers_of(one) if kernel.registers.get(name) in ("f32", "b32"))
+    return Names(kernel.registers, places, end, labels, {one.name: one.offset for one in kernel.parameters}, held)
+
+
+def registers_of(instruction: Instruction) -> list[str]:
+    return re.findall(r"%(\w+)", " ".join(instruction.operands))
 
 
 def place(register: str) -> tuple[str, int]:
@@ -110,6 +118,10 @@ def place(register: str) -> tuple[str, int]:
 
 def variable(register: str) -> str:
     return "{}[{}]".format(*place(register))
+
+
+def held(register: str) -> str:
+    return "{}_held[{}]".format(*place(register))
 
 
 def read(operand: str, type: str, names: Names) -> str:

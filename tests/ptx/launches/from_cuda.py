@@ -13,11 +13,12 @@ from ptx.emulator import Emulator, Options, PTXError
 from dilkit.backends.cuda import compile as cuda_compile
 from dilkit.backends.cuda.backend import CupyRaw
 from dilkit.backends.cuda.table import CudaKernel
+from dilkit.backends.tiles.schedule import MOST_ROWS
 from dilkit.device import Capability
 
 
 class PTXLauncher:
-    """Launcher in the place of CuPy's, for devices of `capability`. `emulator` runs the kernels."""
+    """Launcher in place of CuPy's, for devices of `capability`. `emulator` runs the kernels."""
 
     def __init__(self, capability: Capability, options: Options) -> None:
         self.capability, self.emulator = capability, Emulator(options)
@@ -49,14 +50,14 @@ class PTXLauncher:
 
 
 class CudaOnPTX(CupyRaw):
-    """The backend for tensors of the CPU, as on devices of the launcher's capability."""
+    """The backend for tensors of the CPU, as on devices of the launcher's capability; `hopper`: with tall tiles alone."""
 
     requires = ("torch",)
     limits = replace(CupyRaw.limits, devices=frozenset({"cpu"}), min_capability=None)
     priority = -100
 
-    def __init__(self, launcher: PTXLauncher) -> None:
-        super().__init__(launcher, launcher.capability)
+    def __init__(self, launcher: PTXLauncher, hopper: bool = False) -> None:
+        super().__init__(launcher, launcher.capability, MOST_ROWS if hopper else None, hopper)
         self.name = "PTX on sm_{}{}".format(*launcher.capability)  # type: ignore[misc]
 
 

@@ -1,6 +1,6 @@
 """The backend in numba.cuda, whose launches go to the emulator, with no GPU at hand.
 
-backend --> DeviceLauncher --> RedirectedKernel: compiled to PTX, arguments packed as numba packs them --> emulator
+backend --> NumbaLauncher --> RedirectedKernel: compiled to PTX, arguments packed as numba packs them --> emulator
 """
 
 from __future__ import annotations

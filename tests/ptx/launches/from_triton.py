@@ -30,7 +30,7 @@ from dilkit.device import Capability
 from dilkit.problem import Problem
 
 DEVICES = 1_000_000
-"""Number of the first device, so that kernels which other stand-ins have compiled are not taken for loaded ones."""
+"""Number of the first device, so that kernels which other substitutes have compiled are not taken for loaded ones."""
 TYPES: dict[str, type[np.generic]] = {
     **{f"{kind}{bits}": np.dtype(f"{kind}{bits // 8}").type for kind in "iu" for bits in (8, 16, 32, 64)},
     **{"i1": np.bool_, "u1": np.bool_, "fp32": np.float32},

@@ -10,8 +10,7 @@
 #ifndef PTX_MACHINE
 #define PTX_MACHINE
 
-#include "memory.h"
-#include "warp.h"
+#include "barriers.h"
 
 void kernel(void);
 int64_t static_shared_bytes(void);
@@ -36,10 +35,8 @@ CALLED void generic_store(uint64_t at, const void *value, int bytes, int line) {
     (at >> 56 == SHARED_WINDOW >> 56 ? shared_store : global_store)(at & ~SHARED_WINDOW, value, bytes, line);
 }
 
-CALLED void barrier(uint32_t number, int line) {
+CALLED void barrier(int line) {
     Thread *t = machine.current;
-    if (number)
-        fail(line, "barrier %u: only barrier 0 is known", number);
     t->line = line, t->state = IN_BLOCK;
     t->block->waiting++;
     give_way();
@@ -48,8 +45,9 @@ CALLED void barrier(uint32_t number, int line) {
 static void begin_thread(void) {
     kernel();
     Thread *t = machine.current;
-    if (t->done < t->begun && machine.launch.checked)
+    if (t->done < t->begun && !t->arrival_count && machine.launch.checked)
         fail(t->line, "ends with copies under way");
+    end_steps(t);
     t->state = DONE;
     t->block->live--;
     while (1)
@@ -72,6 +70,8 @@ static Block *start_block(int index) {
     block->shared = aligned_alloc(1024, (machine.shared_bytes + 1023) / 1024 * 1024 + 1024);
     block->words = malloc((machine.shared_bytes / 4 + 1) * sizeof(Word));
     empty_shared(block);
+    if (has_clocks())
+        begin_barriers(block), begin_warpgroups(block);
     for (int i = 0; i < machine.launch.threads; i++)
         start_thread(block, i);
     return block;
@@ -82,6 +82,11 @@ static void end_block(Block *block) {
         count_shared(&block->threads[i]);
     for (int i = 0; i < machine.launch.threads; i++)
         free(block->threads[i].stack), free(block->threads[i].copies);
+    for (int i = 0; block->barriers && i < machine.launch.threads; i++)
+        if (block->threads[i].arrival_count && machine.launch.checked)
+            fail_of(&block->threads[i], block->threads[i].line, "ends with copies under way");
+    if (block->barriers)
+        end_warpgroups(block), end_barriers(block);
     free(block->threads), free(block->shared), free(block->words);
 }
 
@@ -124,6 +129,7 @@ static void release_block(Block *block) {
         block->threads[i].fenced = fenced, block->threads[i].state = READY;
     for (int i = 0; i < machine.launch.threads; i += WARP)
         count_shared(&block->threads[i]);
+    meet_clocks(block->threads, machine.launch.threads);
     block->meeting++, block->waiting = 0;
     COUNT(BARRIERS, 1);
 }
@@ -151,16 +157,24 @@ static int run_warp(Thread *lanes) {
     return machine.has_yielded;
 }
 
+/* Nobody can run: who waits for what, once a line of the kernel. */
 static void fail_stuck(void) {
+    int n = 0, line = 0;
+    if (machine.failed)
+        return;
     for (int i = 0; i < machine.launch.resident; i++)
         for (int k = 0; machine.resident[i] && k < machine.launch.threads; k++) {
             const Thread *t = &machine.resident[i]->threads[k];
-            if (machine.failed || t->state == DONE)
+            if (t->state == DONE || t->line == line || n > MESSAGE / 2)
                 continue;
-            machine.failed = 1;
-            snprintf(machine.launch.error, MESSAGE,
-                     "block %d, thread %d, line %d: waits for its %s, of which others have ended or wait elsewhere", t->block->index,
-                     k, t->line, t->state == IN_WARP ? "warp" : "block");
+            machine.failed = 1, line = t->line;
+            n += snprintf(machine.launch.error + n, MESSAGE - n, "%sblock %d, thread %d, line %d: waits for ", n ? "; " : "",
+                          t->block->index, k, line);
+            if (t->state == WAITING)
+                n += describe_wait(t, machine.launch.error + n, MESSAGE - n);
+            else
+                n += snprintf(machine.launch.error + n, MESSAGE - n, "its %s, of which others have ended or wait elsewhere",
+                              t->state == IN_WARP ? "warp" : "block");
         }
 }
 
@@ -206,7 +220,9 @@ static void run_blocks(void) {
     uint32_t *priority = calloc(most, sizeof *priority);
     for (int i = 0; i < most; i++)
         priority[i] = draw();
-    while (!machine.failed && (count = ready_warps(ready, last))) {
+    while (!machine.failed && ((count = ready_warps(ready, last)) || arrive_some())) {
+        if (!count || (machine.launch.late == 2 && machine.arriving && draw() % 4 == 0 && arrive_some()))
+            continue;
         Thread *chosen = ready[draw() % count];
         if (by_priority && draw() % 16)
             for (int i = 0; i < count; i++)
@@ -237,8 +253,11 @@ CALLED __attribute__((visibility("default"))) int ptx_launch(const void *paramet
     for (int i = 0; i < launch->resident; i++)
         if (machine.resident[i])
             end_block(machine.resident[i]);
-    for (int i = 0; i < machine.begun; i++)
+    for (int i = 0; i < machine.begun; i++) {
+        for (int k = 0; k < machine.blocks[i].fence_count; k++)
+            free(machine.blocks[i].fences[k].known);
         free(machine.blocks[i].fences);
+    }
     end_counts(launch->blocks);
     forget_bytes();
     free(machine.blocks), free(machine.resident);
@@ -248,6 +267,7 @@ CALLED __attribute__((visibility("default"))) int ptx_launch(const void *paramet
 #define THREAD_X ((uint32_t)(machine.current->index % machine.launch.across))
 #define THREAD_Y ((uint32_t)(machine.current->index / machine.launch.across))
 #define THREADS_X ((uint32_t)machine.launch.across)
+#define THREADS ((uint32_t)machine.launch.threads)
 #define BLOCK ((uint32_t)machine.current->block->number)
 #define BLOCKS ((uint32_t)(machine.launch.numbers ? machine.launch.grid : machine.launch.blocks))
 

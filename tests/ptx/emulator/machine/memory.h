@@ -1,7 +1,7 @@
 /* Global memory: every access is aligned and within a tensor of the launch, and no constant is written. A thread that reads or writes
    what another has written comes after it:
 
-     of its block       a barrier lies between
+     of its block       a barrier lies between, or its clocks say so
      of another block   the writer, or a thread that it has met since, has fenced, and the reader, or one that it has met, after that
 
    A thread that writes what one of another block has read last comes after that in the same way, or the read has come too early.
@@ -14,15 +14,16 @@
 #ifndef PTX_MEMORY
 #define PTX_MEMORY
 
-#include "thread.h"
+#include "clocks.h"
 
 typedef enum { READ, ATOMIC_READ, WRITE, ATOMIC } Access;
+enum { IS_MBARRIER = -1 };
 enum { ACQUIRES = 1, RELEASES = 2, PLACES = 64 }; /* Of orders of atomic operations, and where there may be some. */
 
 /* Who wrote a byte last, or read it; nobody where `line` is 0. */
 typedef struct {
     int64_t time;
-    uint32_t meeting, warp_meeting;
+    uint32_t meeting, moment; /* As of a `Touch`. */
     int32_t block, line;
     int16_t thread, is_atomic;
 } Accessed;
@@ -84,7 +85,8 @@ static int is_published(const Accessed *writer, int64_t until) {
     const Block *block = &machine.blocks[writer->block];
     const Fence *end = block->fences + block->fence_count;
     for (const Fence *f = fence_after(block, writer->time); f < end && f->time <= until; f++)
-        if (f->thread == writer->thread || f->meeting > writer->meeting)
+        if (f->thread == writer->thread || f->meeting > writer->meeting ||
+            (f->known && writer->moment <= f->known[writer->thread]))
             return 1;
     return 0;
 }
@@ -94,8 +96,10 @@ static int comes_after(const Accessed *writer, const Thread *t) {
         return is_published(writer, t->fenced);
     if (writer->thread == t->index || writer->meeting != t->block->meeting)
         return 1;
+    if (t->known)
+        return writer->moment <= t->known[writer->thread];
     int warp = t->index / WARP;
-    return writer->thread / WARP == warp && writer->warp_meeting != t->block->warp_meeting[warp];
+    return writer->thread / WARP == warp && writer->moment != t->block->warp_meeting[warp];
 }
 
 /* Whether an access needs no order after the last one. `is_same`: it writes what is there. */
@@ -118,9 +122,8 @@ static void check_byte(Byte *byte, const Range *range, Access access, int is_sam
         fail_access(range, byte->address, written, is_write ? "writes" : "reads", "written", line);
     if (is_write && read->line && read->block != t->block->index && !comes_after(read, t) && !(is_atomic && read->is_atomic))
         fail_access(range, byte->address, read, "writes", "read", line);
-    uint32_t warp_meeting = t->block->warp_meeting[t->index / WARP];
     *(is_write ? &byte->written : &byte->read) =
-        (Accessed){machine.time, t->block->meeting, warp_meeting, t->block->index, line, (int16_t)t->index, is_atomic};
+        (Accessed){machine.time, t->block->meeting, moment_of(t), t->block->index, line, (int16_t)t->index, is_atomic};
 }
 
 static void check_bytes(const Range *range, uint64_t at, int bytes, Access access, int is_same, int line) {
@@ -187,7 +190,9 @@ static Fence *note_fence(void) {
         block->fences = realloc(block->fences, block->fence_capacity * sizeof *block->fences);
     }
     Fence *made = &block->fences[block->fence_count++];
-    *made = (Fence){++machine.time, t->index, block->meeting};
+    *made = (Fence){++machine.time, t->index, block->meeting, t->known ? new_clocks() : 0};
+    if (t->known)
+        join_clocks(made->known, t->known);
     return made;
 }
 
@@ -249,7 +254,9 @@ enum { NOBODY = -1, SEVERAL = -2 }; /* In the place of a thread; several, of mor
 static int in_order(const Touch *before, const Touch *now) {
     if (before->thread == NOBODY || before->thread == now->thread || before->meeting != now->meeting || !(before->bytes & now->bytes))
         return 1;
-    return before->thread != SEVERAL && before->thread / WARP == now->thread / WARP && before->warp_meeting != now->warp_meeting;
+    if (machine.current->known)
+        return is_known(before, machine.current->known);
+    return before->thread != SEVERAL && before->thread / WARP == now->thread / WARP && before->moment != now->moment;
 }
 
 static void race(const Touch *before, const Touch *now, int is_write, uint32_t at) {
@@ -257,11 +264,27 @@ static void race(const Touch *before, const Touch *now, int is_write, uint32_t a
          before->thread, before->line);
 }
 
+static void fail_copying(const Word *word, uint32_t at, int is_write, int line) {
+    if (word->copying == IS_MBARRIER)
+        fail(line, "%s shared memory at %u, which is an mbarrier", is_write ? "writes" : "reads", at);
+    fail(line, "%s shared memory at %u while a copy of thread %d to it is under way", is_write ? "writes" : "reads", at,
+         word->copying - 1);
+}
+
+static void check_no_product(uint32_t at, int line) {
+    Thread *t = machine.current;
+    for (int group = 0; group < MOST_GROUPS; group++)
+        if (t->block->readers[at / 4 * MOST_GROUPS + group] > *completed_in(t->known, group))
+            fail(line, "writes shared memory at %u, which a wgmma of warps %d to %d reads: it has not been waited for", at, group * 4,
+                 group * 4 + 3);
+}
+
 /* `is_same`: it writes what is there. */
 static void touch_word(Word *word, uint32_t at, Touch now, int is_write, int is_same) {
     if (word->copying)
-        fail(now.line, "%s shared memory at %u while a copy of thread %d to it is under way", is_write ? "writes" : "reads", at,
-             word->copying - 1);
+        fail_copying(word, at, is_write, now.line);
+    if (is_write && machine.current->known)
+        check_no_product(at, now.line);
     int is_ordered = in_order(&word->written, &now);
     if (!is_ordered && !(is_write && is_same && word->written.line == now.line))
         race(&word->written, &now, is_write, at);
@@ -279,7 +302,7 @@ static void touch_word(Word *word, uint32_t at, Touch now, int is_write, int is_
 }
 
 static Touch touch_of(const Thread *t, uint8_t bytes, int line) {
-    return (Touch){t->block->meeting, t->block->warp_meeting[t->index / WARP], (int16_t)t->index, bytes, line};
+    return (Touch){t->block->meeting, moment_of(t), (int16_t)t->index, bytes, 0, line};
 }
 
 static void touch(uint32_t at, int bytes, int is_write, int is_same, int line) {
@@ -344,12 +367,12 @@ static void bring(const Thread *t, const Copy *copy) {
     memset(t->block->shared + copy->to + copy->bytes, 0, copy->size - copy->bytes);
 }
 
-static void complete(Thread *t, const Copy *copy, int line) {
+static void complete(Thread *t, const Copy *copy, Touch touch) {
     if (machine.launch.late)
         bring(t, copy);
     for (uint32_t word = copy->to / 4; machine.launch.checked && word < (copy->to + copy->size) / 4; word++) {
         t->block->words[word].copying = 0;
-        t->block->words[word].written = touch_of(t, 15, line);
+        t->block->words[word].written = touch;
     }
 }
 
@@ -379,8 +402,8 @@ CALLED void copies_commit(void) { machine.current->group++; }
 CALLED void copies_wait(int pending, int line) {
     Thread *t = machine.current;
     while (t->done < t->begun && t->copies[t->done].group < t->group - pending)
-        complete(t, &t->copies[t->done++], line);
-    if (t->done == t->begun)
+        complete(t, &t->copies[t->done++], touch_of(t, 15, line));
+    if (t->done == t->begun && !t->arrival_count)
         t->done = t->begun = 0;
 }
 

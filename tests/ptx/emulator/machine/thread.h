@@ -26,13 +26,20 @@ enum { WARP = 32, MAX_WARPS = 32, MESSAGE = 900, STACK_BYTES = 1 << 20 };
 /* An atomic operation is as many turns of a loop. */
 enum { ATOMIC_LOOPS = 100 };
 
-typedef enum { READY, IN_WARP, IN_BLOCK, DONE } State;
+typedef enum { READY, IN_WARP, IN_BLOCK, WAITING, DONE } State;
 
 typedef struct {
     uint32_t to;
     int size, bytes, group;
     uint64_t from;
 } Copy;
+
+/* cp.async.mbarrier.arrive: the copies before `end` are to have come before it arrives. */
+typedef struct {
+    struct Mbarrier *barrier;
+    uint32_t moment;
+    int end, line;
+} Arrival;
 
 /* Memory that a launch may touch: `Range` of library.py. */
 typedef struct {
@@ -67,19 +74,26 @@ typedef struct {
     Copy *copies;
     int begun, done, group, capacity; /* Of its copies: how many have begun, and have come; the group of the next. */
     int64_t fenced;                   /* When it, or a thread that it has met since, last fenced. */
+    Arrival *arrivals;
+    int arrival_count;
+    uint32_t *known;     /* clocks.h */
+    const void *awaited; /* What it waits for, where it is WAITING; see `wait_for`. */
+    const char *awaited_name;
+    int steps, groups, fences; /* Of its warpgroup's instructions, of wgmma.commit_group and of wgmma.fence: how many it has executed. */
+    uint32_t issued, completed; /* Numbers of its last wgmma.mma_async, and of the last that it has waited for. */
 } Thread;
 
-/* Who touched a word of shared memory, and since which meetings. */
+/* Who touched a word of shared memory, and since which meetings. `moment`: of its warp, or by its own clock (clocks.h). */
 typedef struct {
-    uint32_t meeting, warp_meeting;
+    uint32_t meeting, moment;
     int16_t thread;
-    uint8_t bytes;
+    uint8_t bytes, is_copied; /* By a copy that has arrived at an mbarrier. */
     int line;
 } Touch;
 
 typedef struct {
     Touch written, read, also;
-    int16_t copying; /* The thread whose copy to it is under way, + 1. */
+    int16_t copying; /* The thread whose copy to it is under way, + 1; IS_MBARRIER: nobody may touch it. */
 } Word;
 
 /* A fence: when, whose, and how often its block had met. */
@@ -87,7 +101,11 @@ typedef struct {
     int64_t time;
     int thread;
     uint32_t meeting;
+    uint32_t *known;
 } Fence;
+
+typedef struct Barriers Barriers;
+typedef struct Warpgroup Warpgroup;
 
 struct Block {
     int index, number, live, waiting; /* `number` in the grid */
@@ -97,6 +115,9 @@ struct Block {
     Word *words;
     Fence *fences;
     int fence_count, fence_capacity;
+    uint32_t *readers;     /* Of each word of shared memory: the last product of each warpgroup that reads it. */
+    Barriers *barriers;    /* barriers.h */
+    Warpgroup *warpgroups; /* warpgroup.h */
 };
 
 typedef struct {
@@ -108,7 +129,7 @@ typedef struct {
     uint64_t random;
     int64_t time, loops;
     int64_t shared_bytes;
-    int begun, failed, has_yielded;
+    int begun, failed, has_yielded, arriving; /* `arriving`: arrivals under way. */
 } Machine;
 
 extern Machine machine;
@@ -120,19 +141,43 @@ static uint32_t draw(void) {
 
 static void give_way(void) { fiber_switch(&machine.current->fiber, &machine.scheduler); }
 
+static void report(const Thread *t, int line, const char *text, va_list values) {
+    if (machine.failed)
+        return;
+    int n = snprintf(machine.launch.error, MESSAGE, "block %d, thread %d, line %d: ", t->block->index, t->index, line);
+    vsnprintf(machine.launch.error + n, MESSAGE - n, text, values);
+    machine.failed = 1;
+}
+
 /* Ends the launch with the first text. Does not return. */
 __attribute__((noinline, format(printf, 2, 3))) static void fail(int line, const char *text, ...) {
-    if (!machine.failed) {
-        va_list values;
-        va_start(values, text);
-        int n = snprintf(machine.launch.error, MESSAGE, "block %d, thread %d, line %d: ", machine.current->block->index,
-                         machine.current->index, line);
-        vsnprintf(machine.launch.error + n, MESSAGE - n, text, values);
-        va_end(values);
-        machine.failed = 1;
-    }
+    va_list values;
+    va_start(values, text);
+    report(machine.current, line, text, values);
+    va_end(values);
     while (1)
         give_way();
+}
+
+/* The same of thread `t`, and returns: for what happens while no thread runs. */
+__attribute__((noinline, format(printf, 3, 4))) static void fail_of(const Thread *t, int line, const char *text, ...) {
+    va_list values;
+    va_start(values, text);
+    report(t, line, text, values);
+    va_end(values);
+}
+
+/* The running thread waits until `wake` is called with the same `awaited`. */
+static void wait_for(const void *awaited, const char *name, int line) {
+    Thread *t = machine.current;
+    t->awaited = awaited, t->awaited_name = name, t->line = line, t->state = WAITING;
+    give_way();
+}
+
+static void wake(Block *block, const void *awaited) {
+    for (int i = 0; i < machine.launch.threads; i++)
+        if (block->threads[i].state == WAITING && block->threads[i].awaited == awaited)
+            block->threads[i].state = READY;
 }
 
 /* Before a branch to an earlier line, or an atomic operation, for which others may wait. */

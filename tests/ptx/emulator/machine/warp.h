@@ -59,16 +59,26 @@ static float sum_rounded_once(const Element *a, const Element *b, int count, flo
     return (float)(exact + sum);
 }
 
-static Element element(const uint32_t *registers, int number, int is_bfloat) {
-    uint16_t bits = (uint16_t)(registers[number / 2] >> number % 2 * 16);
+static float dot(const Element *a, const Element *b, int depth, float sum) {
+    int group = machine.launch.group && machine.launch.group < depth ? machine.launch.group : depth;
+    for (int k = 0; k < depth; k += group)
+        sum = (machine.launch.group ? sum_cut_off : sum_rounded_once)(&a[k], &b[k], group, sum);
+    return sum;
+}
+
+static Element element_of(uint16_t bits, int is_bfloat) {
     double value = is_bfloat ? bfloat_to_float(bits) : half_to_float(bits);
     return (Element){value, exponent_of(value)};
+}
+
+static Element element(const uint32_t *registers, int number, int is_bfloat) {
+    return element_of((uint16_t)(registers[number / 2] >> number % 2 * 16), is_bfloat);
 }
 
 /* D = A B + C: A is (16, depth), B (depth, 8); the registers of A, B and C are `in` of each lane. */
 static void multiply_matrices(Thread *lanes, int depth, int is_bfloat) {
     Element a[M][MAX_K], b[N][MAX_K];
-    int of_a = depth / 4, of_b = depth / 8, group = machine.launch.group ? machine.launch.group : depth;
+    int of_a = depth / 4, of_b = depth / 8;
     for (int lane = 0; lane < WARP; lane++) {
         for (int i = 0; i < 2 * of_a; i++) {
             int at = depth == 16 ? A_K16[lane][i] : A_K8[lane][i];
@@ -82,11 +92,7 @@ static void multiply_matrices(Thread *lanes, int depth, int is_bfloat) {
     for (int lane = 0; lane < WARP; lane++)
         for (int i = 0; i < 4; i++) {
             int at = C_ANY[lane][i];
-            float sum = as_float(lanes[lane].in[of_a + of_b + i]);
-            for (int k = 0; k < depth; k += group)
-                sum = (machine.launch.group ? sum_cut_off : sum_rounded_once)(&a[at % M][k], &b[at / M][k],
-                                                                             group < depth ? group : depth, sum);
-            lanes[lane].out[i] = as_bits(sum);
+            lanes[lane].out[i] = as_bits(dot(a[at % M], b[at / M], depth, as_float(lanes[lane].in[of_a + of_b + i])));
         }
     COUNT(depth == 16 ? PRODUCTS_K16 : PRODUCTS_K8, 1);
 }
@@ -119,8 +125,8 @@ static void load_matrices(Thread *lanes, int count, int is_transposed) {
     count_matrices(lanes, count);
 }
 
-/* The same the other way. */
-static void store_matrices(Thread *lanes, int count, int is_transposed, int line) {
+/* The same the other way: the rows are `out` of the lanes that have their addresses. */
+static void store_matrices(Thread *lanes, int count, int is_transposed) {
     uint16_t rows[WARP][8];
     for (int lane = 0; lane < WARP; lane++)
         for (int matrix = 0; matrix < count; matrix++)
@@ -128,10 +134,8 @@ static void store_matrices(Thread *lanes, int count, int is_transposed, int line
                 int at = (is_transposed ? LOADED_TRANSPOSED : LOADED)[lane][i];
                 rows[matrix * 8 + at / 8][at % 8] = (uint16_t)(lanes[lane].in[1 + matrix] >> 16 * i);
             }
-    for (int row = 0; row < count * 8; row++) {
-        machine.current = &lanes[row];
-        shared_store(lanes[row].in[0], rows[row], 16, line);
-    }
+    for (int row = 0; row < count * 8; row++)
+        memcpy(lanes[row].out, rows[row], sizeof rows[row]);
 }
 
 /* What the 32 lanes of a warp do together, at a .sync instruction. All of them have to be at the same one (PTX: the executing threads
@@ -147,6 +151,8 @@ enum {
     REDUCE_min,
     REDUCE_max,
     MEET,
+    ALIGN,
+    ELECT,
     LOAD_MATRICES,
     STORE_MATRICES,
     MULTIPLY
@@ -206,12 +212,16 @@ static void do_together(Thread *lanes) {
         combine_lanes(lanes, kind);
     } else if (kind == MEET) {
         lanes->block->warp_meeting[lanes->index / WARP]++;
+        meet_clocks(lanes, WARP);
         COUNT(WARP_BARRIERS, 1);
+    } else if (kind == ELECT) {
+        for (int i = 0; i < WARP; i++) /* The same lane each time; which, nobody says. */
+            lanes[i].out[0] = machine.launch.seed % WARP, lanes[i].is_chosen = i == machine.launch.seed % WARP;
     } else if (kind == LOAD_MATRICES) {
         load_matrices(lanes, arguments[0], arguments[1]);
     } else if (kind == STORE_MATRICES) {
-        store_matrices(lanes, arguments[0], arguments[1], lanes->line);
-    } else {
+        store_matrices(lanes, arguments[0], arguments[1]);
+    } else if (kind == MULTIPLY) {
         multiply_matrices(lanes, arguments[0], arguments[1]);
     }
 }
@@ -260,7 +270,11 @@ CALLED const uint32_t *ldmatrix(int count, int is_transposed, uint32_t at, int l
 }
 
 /* The address and the registers are in `in`. */
-CALLED void stmatrix(int count, int is_transposed, int line) { with_warp(STORE_MATRICES, line, count, is_transposed); }
+CALLED void stmatrix(int count, int is_transposed, int line) {
+    Thread *t = with_warp(STORE_MATRICES, line, count, is_transposed);
+    if (t->index % WARP < count * 8)
+        shared_store(t->in[0], t->out, 16, line);
+}
 
 /* `registers` of A, B and C are in `in`. */
 CALLED const uint32_t *mma(int depth, int is_bfloat, int line) { return with_warp(MULTIPLY, line, depth, is_bfloat)->out; }

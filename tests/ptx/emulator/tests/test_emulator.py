@@ -76,8 +76,8 @@ def test_arguments_that_do_not_fit_are_refused(arguments, said):
 
 def test_a_kernel_without_a_model_is_refused():
     emulated = Emulator()
-    with pytest.raises(NotModelled, match="f for sm_80 has wgmma, which the emulator does not model"):
-        emulated.launch(TEXT.format(body="wgmma.fence.sync.aligned;"), [bytes(16)], blocks=1, threads=32)
+    with pytest.raises(NotModelled, match="f for sm_80 has tcgen05, which the emulator does not model"):
+        emulated.launch(TEXT.format(body="tcgen05.wait::ld.sync.aligned;"), [bytes(16)], blocks=1, threads=32)
     assert emulated.not_modelled.startswith("f for sm_80")
 
 
@@ -158,6 +158,10 @@ MEANINGS = {
     "mov.u32 %r3, x; shl.b32 %r4, %r1, 4; add.s32 %r3, %r3, %r4; mov.u32 %r5, %r1;\n"
     "stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r3], {%r5};\nbar.sync 0;\n"
     "mov.u32 %r3, x; shl.b32 %r4, %r1, 2; add.s32 %r3, %r3, %r4; ld.shared.u32 %r2, [%r3];": lambda x, t: t,
+    "mov.u32 %r3, x; setp.eq.u32 %p1, %r1, 0; @%p1 mbarrier.init.shared.b64 [%r3], 33;\nbar.sync 0;\n"
+    "mbarrier.arrive.noComplete.release.cta.shared.b64 %rd3, [%r3], 1;\nbar.warp.sync -1;\n"
+    "@%p1 mbarrier.arrive.shared.b64 _, [%r3];\n$E: mbarrier.test_wait.shared.b64 %p0, [%r3], %rd3; @!%p0 bra $E;\nbar.sync 0;\n"
+    "@%p1 mbarrier.inval.shared.b64 [%r3]; @%p1 st.shared.u32 [%r3], 7;\nbar.sync 0;\nld.shared.u32 %r2, [%r3];": lambda x, t: 7,
     "setp.gt.u32 %p1, %r1, 2; vote.sync.ballot.b32 %r2, %p1, -1;": lambda x, t: 0xFFFFFFF8,
 }
 
@@ -184,6 +188,7 @@ def test_the_smallest_number_is_off_by_no_more_than_units():
 BROKEN = {
     "st.shared.u32 [x+126], %r2;": "not aligned",
     "st.shared.u32 [x+128], %r2;": "it has 128",
+    "stmatrix.sync.aligned.m8n8.x1.shared.b16 [x+8], {%r1};": "16 bytes of shared memory at 8: not aligned",
     "st.shared.u32 [x], %r1;": "race: it writes shared memory at 0",
     "setp.eq.u32 %p1, %r1, 4; @%p1 st.shared.u32 [x], %r2;\n@!%p1 st.shared.u32 [x], %r2;": "race: it writes shared memory at 0",
     "st.shared.u32 [x], %r2;\nld.shared.u32 %r2, [x];": "shared memory at 0, which thread",
@@ -196,6 +201,8 @@ BROKEN = {
     "setp.eq.s32 %p1, %r1, 3;\n@%p1 bra $E;\nbar.warp.sync -1;\n$E: bar.warp.sync -1;": "different instructions",
     "setp.eq.s32 %p1, %r1, 3;\n@%p1 bra $E;\nbar.sync 0;\nbra $F;\n$E: bar.sync 0;\n$F:": "different instructions",
     "$E: setp.eq.s32 %p1, %r1, 3; @%p1 bra $E;": "loops for ever",
+    "mov.u32 %r3, x; setp.eq.u32 %p1, %r1, 0; @%p1 mbarrier.init.shared.b64 [%r3], 32;\nbar.sync 0;\n"
+    "mbarrier.arrive.noComplete.shared.b64 %rd3, [%r3], 1;": "completes the phase",
     "mov.u32 %r3, x; cp.async.cg.shared.global [%r3], [%rd1], 8;": "it is of 16 or more",
     "mov.u32 %r3, x; shl.b32 %r4, %r1, 4; add.s32 %r3, %r3, %r4; setp.gt.u32 %p1, %r1, 7; @%p1 bra $E;"
     "mov.u32 %r5, 0; and.b64 %rd3, %rd2, -16; cp.async.cg.shared.global [%r3], [%rd3], 16, %r5;"
