@@ -120,7 +120,7 @@ def pack_counts(problem: Problem, group: Group | None = None, tile_count: int = 
 def pack_options(
     problem: Problem, tensors: Mapping[str, Tensor | None], dropout: Dropout | None = None, step: tuple[int, ...] = NO_STEP
 ) -> bytes:
-    """Pack the arguments from `keep_scale` on; without dropout and bias, no tensor changes them."""
+    """Pack the arguments from `keep_scale` on. Without dropout and bias they depend on no tensor."""
     dropped = 1.0, 0, 0, 0, 0, 0
     if dropout is not None:
         seed = dropout.seed & 0xFFFFFFFF, dropout.seed >> 32
@@ -129,7 +129,7 @@ def pack_options(
 
 
 def _scores(problem: Problem, tensors: Mapping[str, Tensor | None]) -> tuple[float, ...]:
-    """The arguments from `bias_weights` to `softcap`."""
+    """Return the kernel arguments from `bias_weights` to `softcap`."""
     form = problem.bias
     if form is None:
         return *(0 for _ in BIAS_TENSORS), 0, 0, 0, 0, 0, problem.softcap

@@ -53,9 +53,14 @@ class CupyRaw(StepBackend):
     priority = 5
 
     def __init__(
-        self, launcher: CudaLauncher | None = None, capability: Capability | None = None, tile_rows: int | None = None
+        self,
+        launcher: CudaLauncher | None = None,
+        capability: Capability | None = None,
+        tile_rows: int | None = None,
+        hopper: bool = False,
     ) -> None:
         self.launcher, self.capability, self.tile_rows = launcher or CupyLauncher(), capability, tile_rows
+        self.hopper = hopper
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
         refusals = super().refusals(problem)
@@ -68,13 +73,15 @@ class CupyRaw(StepBackend):
         if problem.stored:
             return f"fp32 on CUDA cores; {self._step_kernel(problem).name}"
         roles = ROLES if problem.requires_grad else ROLES[:1]
-        names = (role_kernel(role, problem, self._capability(problem)).name for role in roles)
+        capability = self._capability(problem)
+        names = (role_kernel(role, problem, capability, hopper=self.hopper).name for role in roles)
         wider = computed_as(problem.head_dim, padded(problem.head_dim))
-        return f"{reason(problem.dtype, self._capability(problem))}{wider}; {', '.join(names)}"
+        return f"{reason(problem.dtype, capability)}{wider}; {', '.join(names)}"
 
     def proof_facts(self, problem: Problem) -> tuple[str, ...]:
-        here = isinstance(self.launcher, CupyLauncher)  # stand-ins launch nothing on a device
-        return proof_facts(problem, self.name, *cuda_compile.facts()) if here else ()
+        if not isinstance(self.launcher, CupyLauncher):  # stand-ins launch nothing on a device
+            return ()
+        return proof_facts(problem, self.name, *cuda_compile.facts(), *(("hopper",) if self.hopper else ()))
 
     def launch_step(self, placed: PlacedStep) -> tuple[Tensor, Tensor]:
         from dilkit.backends.cuda import steps
@@ -88,7 +95,7 @@ class CupyRaw(StepBackend):
         sequences, aligned = None if starts is None else len(starts) - 1, not [x for x in addresses if x % VECTOR_BYTES]
         facts = role, problem, device, query.shape[1], sequences, strides, aligned
         kernel, kind, launches, is_counted = role_launches(
-            LaunchFacts(*facts, self.launcher, self._capability(problem), self.tile_rows)
+            LaunchFacts(*facts, self.launcher, self._capability(problem), self.tile_rows, self.hopper)
         )
         packed, options = pack_tensors(addresses, strides, tensors), pack_options(problem, tensors, dropout)
         if role == "dots":

@@ -26,6 +26,8 @@ SOURCES = Path(__file__).parent / "kernels"
 OPTIONS = ("--std=c++17", "--ptxas-options=-v")
 FIRST_OWN = 90
 """The first architecture with instructions that no later one keeps: those of sm_90a."""
+OWN_SOURCES = frozenset({"hopper_forward.cu"})
+"""Sources with such instructions."""
 DIGEST = hashlib.sha256().digest_size
 
 
@@ -43,7 +45,7 @@ def code_of(kernel: CudaKernel, capability: Capability) -> bytes:
 
 
 def compiler_version() -> tuple[int, int]:
-    """The version of NVRTC. Raises RuntimeError where it cannot be loaded."""
+    """Return the version of NVRTC. Raises RuntimeError if it cannot be loaded."""
     major, minor = load_nvrtc().getVersion()
     return major, minor
 
@@ -61,7 +63,8 @@ def facts() -> tuple[str, str]:
 
 def options_of(kernel: CudaKernel, capability: Capability) -> tuple[str, ...]:
     macros = (f"-D{name}={value}" for name, value in sorted(kernel.macros.items()))
-    return (f"--gpu-architecture={architecture(capability, load_nvrtc().getSupportedArchs())}", *OPTIONS, *macros)
+    known, own_only = load_nvrtc().getSupportedArchs(), kernel.source in OWN_SOURCES
+    return (f"--gpu-architecture={architecture(capability, known, own_only=own_only)}", *OPTIONS, *macros)
 
 
 def architecture(capability: Capability, known: Sequence[int], *, own_only: bool = False) -> str:
@@ -136,7 +139,7 @@ def _texts() -> dict[str, str]:
 
 @lru_cache(maxsize=4)
 def _build(compiler: Any) -> str:
-    """The build, out of the head of compiled PTX: `getVersion` has no patch level."""
+    """Read the compiler's build from the head of compiled PTX: `getVersion` has no patch level."""
     program = compiler.createProgram("", "nothing.cu", [], [])
     try:
         compiler.compileProgram(program, ())

@@ -25,13 +25,13 @@ class CudaLauncher(Protocol):
         """Return the resident blocks of `kernel` on all of `device`, at least 1. May compile it."""
 
     def at_least_resident(self, kernel: CudaKernel, device: torch.device) -> int:
-        """Return at most `resident` for a kernel of tall tiles, without compiling it."""
+        """Return a lower bound of `resident` for a kernel of tall tiles, without compiling it."""
 
     def launch(self, kernel: CudaKernel, blocks: int, arguments: NDArray[np.void], device: torch.device) -> None:
         """Run `blocks` blocks after what was launched before. `arguments` are `ARGUMENTS`. Does not wait."""
 
     def counter(self, device: torch.device) -> int:
-        """The address of two int32 on `device` that are 0, for launches that follow each other there."""
+        """Return the address of two int32 zeros on `device`, shared by launches that follow each other there."""
 
 
 _BYTES = np.dtype((np.void, ARGUMENTS.itemsize))

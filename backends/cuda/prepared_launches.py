@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dilkit.backends.cuda import scores
 from dilkit.backends.cuda.arguments import KEY_VIEWS, VIEWS, Numbers, pack_counts
+from dilkit.backends.cuda.hopper import hopper_kernel
 from dilkit.backends.cuda.launch import CudaLauncher
 from dilkit.backends.cuda.table import CudaKernel, kernel_for
 from dilkit.backends.tiles.device import KEYS, QUERIES, tall_tiles
@@ -29,8 +30,8 @@ VECTOR_BYTES, ROW_BYTES = 16, 2**32
 class LaunchFacts(NamedTuple):
     """Everything but addresses on which the launches of a role depend.
 
-    `launcher`, `capability` and `tile_rows`: see `CupyRaw`. `rows`: in all sequences. `sequences`: how many are packed, None for
-    a batch. `strides`: of `VIEWS`. `aligned`: True if their addresses are multiples of `VECTOR_BYTES`.
+    `launcher`, `capability`, `tile_rows` and `hopper`: see `CupyRaw`. `rows`: in all sequences. `sequences`: how many are packed,
+    None for a batch. `strides`: of `VIEWS`. `aligned`: True if their addresses are multiples of `VECTOR_BYTES`.
     """
 
     role: str
@@ -43,6 +44,7 @@ class LaunchFacts(NamedTuple):
     launcher: CudaLauncher
     capability: Capability
     tile_rows: int | None
+    hopper: bool = False
 
 
 class TileLaunch(NamedTuple):
@@ -97,9 +99,19 @@ def _blocks(call: LaunchFacts, kernel: CudaKernel, items: int) -> int:
 
 
 def role_kernel(
-    role: str, problem: Problem, capability: Capability, vector: bool = True, most_rows: int = MOST_ROWS
+    role: str,
+    problem: Problem,
+    capability: Capability,
+    vector: bool = True,
+    most_rows: int = MOST_ROWS,
+    hopper: bool = False,
 ) -> CudaKernel:
-    """Return the kernel of `role` with tiles of at most `most_rows` rows; `vector`: True if all rows allow wide loads."""
+    """Return the kernel of `role` with tiles of at most `most_rows` rows; `vector`: True if all rows allow wide loads.
+
+    `hopper`: True if it may be the one of `hopper_kernel`.
+    """
+    if hopper and role == "forward" and most_rows >= MOST_ROWS and (own := hopper_kernel(problem, capability, vector)):
+        return own
     tiled = role != "dots"
     changed = scores.macros(role, problem.softcap > 0, problem.bias)
     options = vector, most_rows, problem.varlen and tiled, problem.dropout_p > 0 and tiled, changed
@@ -107,11 +119,11 @@ def role_kernel(
 
 
 def _suited(call: LaunchFacts) -> CudaKernel:
-    """The kernel with tall tiles where these suit, and with so many rows occupy the device."""
+    """Return the kernel with tall tiles if these suit the problem and fill the device, else the one with low tiles."""
     problem, role, vector = call.problem, (call.role, call.problem, call.capability), _vectors(call)
     if call.tile_rows is not None and call.role != "dots":
-        return role_kernel(*role, vector, call.tile_rows)
-    tall = role_kernel(*role, vector)
+        return role_kernel(*role, vector, call.tile_rows, call.hopper)
+    tall = role_kernel(*role, vector, hopper=call.hopper)
     if tall.tile_rows <= LOW_ROWS:
         return tall
     tiles = tall_tiles(problem, tall.tile_rows)

@@ -26,7 +26,7 @@ class Usage:
 
 
 def usages(log: str) -> dict[str, Usage]:
-    """The kernels in the log of a compilation with `--ptxas-options=-v`, by name. Raises ValueError for a log without any."""
+    """Parse a log of `--ptxas-options=-v`: its kernels by name. Raises ValueError for a log without any."""
     usage_by_kernel = {}
     for match in _ENTRY.finditer(log):
         shared = re.search(r"(\d+) bytes smem", match["rest"])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOST_PART_BYTES = 2**28
-"""Of `bias_parts`: fewer blocks run where it would be larger."""
+"""Limit of `bias_parts`: fewer blocks run where it would be larger."""
 
 BY_DISTANCE, BY_TABLE = 1, 2
 """The macro `BIASED`."""
@@ -27,7 +27,7 @@ BY_DISTANCE, BY_TABLE = 1, 2
 
 @lru_cache(maxsize=256)
 def macros(role: str, softcap: bool, form: BiasForm | None) -> tuple[tuple[str, int], ...]:
-    """The macros of `kernels/scores.cuh` for the kernel of `role`, without those that are 0."""
+    """Return the macros of `kernels/scores.cuh` that are not 0, for the kernel of `role`."""
     if role == "dots":
         return ()
     asked = {"SOFTCAP": int(softcap)}
@@ -39,7 +39,7 @@ def macros(role: str, softcap: bool, form: BiasForm | None) -> tuple[tuple[str, 
 
 
 def bias_parts(kernel: CudaKernel, problem: Problem, blocks: int, dbias: Tensor | None) -> Tensor | None:
-    """Zeros for the blocks that may sum the gradient of the weights, at most `blocks`; None where `dbias` is not wanted."""
+    """Return zeros for at most `blocks` blocks to sum the gradient of the weights in; None without `dbias`."""
     if dbias is None:
         return None
     sizes = dbias.shape[1], kernel.threads + problem.heads

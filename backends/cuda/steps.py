@@ -18,14 +18,14 @@ from dilkit.problem import Problem
 
 
 def kernel_of(problem: Problem, capability: Capability) -> CudaKernel:
-    """The kernel for steps of `problem`."""
+    """Return the kernel for decoding steps of `problem`."""
     stored = {**STORAGE, "int8": 3}[problem.stored]
     macros = ("GROUP", group_of(problem)), ("STORED", stored), *scores.macros("stored", problem.softcap > 0, problem.bias)
     return kernel_for("stored", problem.dtype, problem.head_dim, capability, scores=macros)
 
 
 def attend(placed: PlacedStep, kernel: CudaKernel, launcher: CudaLauncher) -> tuple[Tensor, Tensor]:
-    """`(out, lse)` of a step, in one launch."""
+    """Compute `(out, lse)` of a decoding step in one launch."""
     step, device = placed.step, placed.step.query.device
     resident = launcher.resident(kernel, device)
     division = divided(placed, resident)
@@ -43,7 +43,7 @@ def attend(placed: PlacedStep, kernel: CudaKernel, launcher: CudaLauncher) -> tu
 
 
 def _numbers(placed: PlacedStep, partials: Tensor, splits: int) -> tuple[int, ...]:
-    """The values of `dilkit.backends.cuda.arguments.STEP`."""
+    """Return the values of the fields `dilkit.backends.cuda.arguments.STEP`."""
     tables = placed.spans, placed.writes, placed.pages, placed.memory, partials
     sink = 0 if placed.step.sink is None else placed.step.sink.data_ptr()
     return *(x.data_ptr() if x.numel() else 0 for x in tables), sink, *counts_of(placed), splits

@@ -9,7 +9,7 @@ from dilkit.backends.tiles.schedule import MOST_ROWS
 from dilkit.device import Capability, why_float32
 
 HEAD_DIMS = (16, 32, 48, 64, 96, 128)
-"""What kernels are compiled for; a head_dim between two of them takes the larger."""
+"""Head dims that kernels are compiled for; a head_dim between two of them takes the larger."""
 
 STORAGE = {"float32": 0, "float16": 1, "bfloat16": 2}
 """The macro `STORAGE` by dtype."""
@@ -17,7 +17,7 @@ STORAGE = {"float32": 0, "float16": 1, "bfloat16": 2}
 OLDEST: Capability = (5, 2)
 
 CHANGED_THREADS = 256
-"""Of a multiprocessor, that registers are limited for in kernels with a softcap or a bias: each has as many as there can be."""
+"""Threads per multiprocessor to limit registers for in kernels with a softcap or a bias: each has as many as possible."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Config:
         return head_dim in self.head_dims and self.since <= capability < self.before and self.changed in (None, changed)
 
     def resident(self, changed: bool) -> int:
-        """The blocks that registers are limited for."""
+        """Return how many blocks on a multiprocessor the kernel's registers are limited for."""
         return min(self.blocks, CHANGED_THREADS // self.threads) if changed else self.blocks
 
 
@@ -123,7 +123,7 @@ MMA_DQUERY_PAIRS = tuple(
     Config((128,), 128, 2, 64, 192, since=since, before=before, changed=False)
     for since, before in ((AMPERE, (8, 6)), ((8, 7), (8, 9)), ((9, 0), (12, 0)))
 )
-"""Where shared memory has room for two blocks of 54 KB. On the others products take longer than the loads of `mma_dquery`."""
+"""GPUs whose shared memory has room for two blocks of 54 KB. On others products take longer than the loads of `mma_dquery`."""
 MMA_DQUERY = Config((96,), 128, 3, 64, since=AMPERE), *MMA_BACKWARD
 FP32_FORWARD = Config((32, 64), 128, 2, 64, changed=True), Config((16, 32, 48, 64), 64, 4, 64), Config((96, 128), 128, 2, 64)
 FP32_DQUERY = (
@@ -149,7 +149,7 @@ sizes are what they are."""
 
 
 def reason(dtype: str, capability: Capability) -> str:
-    """In what the kernels for `dtype` compute on a device of `capability`, and why."""
+    """Return in words which units and precision the kernels for `dtype` compute with on a device of `capability`."""
     if dtype == "float32":
         return "fp32 on CUDA cores"
     if capability >= TENSOR_CORES[dtype]:
@@ -160,7 +160,7 @@ def reason(dtype: str, capability: Capability) -> str:
 
 
 def padded(head_dim: int) -> int:
-    """The least of `HEAD_DIMS` that holds `head_dim`. Raises ValueError where none does."""
+    """Round `head_dim` up to one of `HEAD_DIMS`. Raises ValueError beyond the largest."""
     for size in HEAD_DIMS:
         if head_dim <= size:
             return size
@@ -179,7 +179,7 @@ def kernel_for(
     dropout: bool = False,
     scores: tuple[tuple[str, int], ...] = (),
 ) -> CudaKernel:
-    """The kernel of `TABLE` for a role, dtype, head_dim and compute capability, with tiles of at most `most_rows` rows.
+    """Return the kernel of `TABLE` for role, dtype, head_dim and capability, with at most `most_rows` rows in a tile.
 
     `vector`: whether all rows allow 16-byte loads. `packed`: whether sequences are packed one after the other.
     `dropout`: whether weights are dropped. `scores`: the macros of `dilkit.backends.cuda.scores`.

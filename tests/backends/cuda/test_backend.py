@@ -78,6 +78,37 @@ def test_tall_tiles_where_they_suit(resident, options, rows):
     assert {launch.kernel.name for launch in launcher.launches} == {"mma_forward"}
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "options"),
+    [
+        ("hopper_forward", {}, {}),
+        ("hopper_forward", dict(head_dim=104, is_causal=True, key_padding_mask=True), {}),
+        ("hopper_forward", dict(dtype="float16", pattern=replace(GROUPS, overlap="once")), {}),
+        ("mma_forward", {}, dict(hopper=False)),
+        ("mma_forward", {}, dict(capability=(10, 0))),
+        ("mma_forward", {}, dict(tile_rows=64)),
+        ("fp32_forward", dict(dtype="float32"), {}),
+        *(
+            ("mma_forward", changes, {})
+            for changes in (
+                *(dict(head_dim=48), dict(head_dim=65, seq=130), dict(head_dim=62), dict(softcap=2.0), dict(bias=BiasForm())),
+                *(dict(dropout_p=0.5), dict(varlen=True), dict(pattern=Pattern.of(SlidingWindow(9)))),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_the_kernel_for_hopper_is_taken_where_it_is_asked_for_and_serves(name, changes, options):
+    problem = pose(**{**dict(seq=512, dtype="bfloat16", head_dim=64), **changes})
+    own = CupyRaw(RecordingLauncher(), **{**dict(capability=(9, 0), tile_rows=128, hopper=True), **options})
+    strides = ((problem.heads * problem.head_dim * problem.seq, problem.heads * problem.head_dim, problem.head_dim),) * len(VIEWS)
+    facts = "forward", problem, CPU, problem.seq, 1 if problem.varlen else None, strides, True
+    call = prepared_launches.LaunchFacts(*facts, own.launcher, own.capability, own.tile_rows, own.hopper)
+    assert role_launches(call).kernel.name == name
+    if not options and problem.head_dim % 8 == 0:  # the detail knows neither strides nor tiles
+        assert own.detail(problem).endswith(name)
+
+
 @pytest.mark.parametrize(("resident", "counted"), [(3, True), (10**6, False)])
 def test_resident_blocks_take_the_tiles_in_turns(resident, counted):
     launcher = RecordingLauncher(resident)

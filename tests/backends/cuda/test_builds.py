@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from dilkit import Pattern
 from dilkit.backends.cuda import compile as cuda_compile, scores
+from dilkit.backends.cuda.hopper import CAPABILITY, HEAD_DIMS as HOPPER_DIMS, hopper_kernel
 from dilkit.backends.cuda.report import usages
 from dilkit.backends.cuda.table import HEAD_DIMS, STORAGE, TABLE, kernel_for
 from dilkit.bias.form import BiasForm
+from dilkit.problem import Problem
 from dilkit.tools.bench.suites.kernels import KernelUse
 from dilkit.tools.bench.workloads.kernels_compiled import CAPABILITIES, FORMS, builds, compiled, step_builds
 
@@ -21,7 +24,7 @@ USUAL += builds(TENSOR_CORES, [64, 128], ["bfloat16"], ["plain"]) + builds([(9, 
 USUAL += step_builds(head_dims=[64], dtypes=["float32"], groups=[1])
 TIGHT = builds([(10, 0)], [64], ["float16"], ["plain"]) + builds([(12, 0)], [32, 64], ["bfloat16"], ["packed-dropout"])
 SHORT = [build for build in TIGHT if "mma_dkeyvalue" in build.names and build.kernel.tile_rows == 128]
-"""Where registers are shortest: some fragments are in shared memory."""
+"""Builds with the fewest registers: some fragments are in shared memory."""
 
 
 def chosen() -> list[Any]:
@@ -37,6 +40,24 @@ def test_a_kernel_compiles_and_fits(build):
     assert [kernel.name for kernel in found] == list(build.names)
     assert {kernel.architecture for kernel in found} == {"sm_{}{}".format(*build.capability)}
     assert [complaint for kernel in found for complaint in kernel.complaints] == []
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"),
+    [
+        pytest.param(*row, marks=pytest.mark.slow if row[1] == "float16" else [])
+        for row in product(HOPPER_DIMS, ("bfloat16", "float16"))
+    ],
+)
+def test_the_kernel_for_hopper_compiles_and_its_products_run_beside_its_threads(head_dim, dtype):
+    kernel = hopper_kernel(Problem(pattern=Pattern([64], [1]), seq=64, heads=1, head_dim=head_dim, dtype=dtype), CAPABILITY, True)
+    code, log = cuda_compile.compiled(kernel.source, cuda_compile.options_of(kernel, CAPABILITY))
+    usage = usages(log)[kernel.name]
+    assert (usage.architecture, usage.spills, usage.stack) == ("sm_90a", 0, 0)
+    assert usage.registers * kernel.threads <= 2**16
+    assert usage.shared + kernel.shared_bytes <= 227 * 1024
+    assert "Performance Loss" not in log, "products are serialized (C7510, C7514), or setmaxnreg is ignored (C7508)"
+    assert code
 
 
 def test_what_does_not_fit_is_said():

@@ -176,22 +176,6 @@ def test_its_own_architecture_runs_nowhere_else(capability, expected):
             cuda_compile.architecture(other, known, own_only=True)
 
 
-def test_wgmma_is_compiled_for_hopper_alone():
-    step = "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %4, p, 1, 1, 0, 0;"
-    results = ", ".join(f'"+f"(x[{i}])' for i in range(4))
-    lines = [f'asm volatile("wgmma.{name};" ::: "memory");' for name in ("fence.sync.aligned", "commit_group.sync.aligned")]
-    product = f'asm volatile("{{.reg .pred p; setp.ne.b32 p, %5, 0; {step}}}" : {results} : "l"(tile), "r"(threadIdx.y));'
-    text = f'extern "C" __global__ void small(float *x, unsigned long long tile) {{ {lines[0]} {product} {lines[1]} }}'
-    known = cuda_compile.load_nvrtc().getSupportedArchs()
-    names = [cuda_compile.architecture((9, 0), known, own_only=own_only) for own_only in (True, False)]
-    options = [(f"--gpu-architecture={name}", *cuda_compile.OPTIONS) for name in names]
-    code, log = cuda_compile.compiled("small.cu", options[0], {"small.cu": text})
-    assert code[:4] == b"\x7fELF"
-    assert [*cuda_report.usages(log)] == ["small"]
-    with pytest.raises(RuntimeError, match=r"wgmma.* not supported on .target 'sm_90'"):
-        cuda_compile.compiled("small.cu", options[1], {"small.cu": text})
-
-
 @pytest.mark.parametrize("capability", [(6, 1), (13, 0)])
 def test_a_device_that_the_compiler_does_not_know_is_refused(capability):
     with pytest.raises(RuntimeError, match=r"none of which runs on sm_(61|130): install"):

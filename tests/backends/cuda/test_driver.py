@@ -1,4 +1,4 @@
-"""Calls of CUDA's driver through the true CuPy; `driver/calls.py` has its stand-in."""
+"""Calls of CUDA's driver through the true CuPy; `driver/calls.py` has its substitute."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ HERE = Path(__file__).parent / "driver"
 KERNELS = ["mma_forward", "row_dots", "mma_dquery_pairs", "mma_dkeyvalue"]
 CARVEOUT, MAX_DYNAMIC, SHARED_OF_MULTIPROCESSOR, DEVICE = 9, 8, 81, 1
 BLOCKS = 2
-"""Of 4 tiles or more, what runs at once on two multiprocessors of one block each."""
+"""Blocks that run at once on two multiprocessors of one block each, with 4 tiles or more."""
 OCCUPANCY, LAUNCHES = "cuOccupancyMaxActiveBlocksPerMultiprocessor", ("cuLaunchKernel", "captured")
 Seen = dict[str, dict[str, Any]]
 

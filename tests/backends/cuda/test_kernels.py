@@ -196,7 +196,7 @@ KNOWN = {
         "pair[0] = factor * sum[m][n][2 * h], pair[1] =": (1, "joined to one access of 8 bytes by NVRTC"),
     },
 }
-"""By file, what a line says, the most turns that an instruction there takes beyond those it needs, and why that is so."""
+"""A line's text by file, with the most turns that an instruction there takes beyond those it needs, and why."""
 
 
 def excused(place: str, turns: float) -> str | None:

@@ -12,7 +12,7 @@ from dilkit.backends.tiles.schedule import BRANCH, LOW_ROWS, MOST_ROWS, TILE, Gr
 from dilkit.problem import Problem
 
 SEQ, STEP, ROW = 2**26, 2**25, 5
-"""Of the 64 or 128 rows that a tile has room for, two are there: `ROW`, and a step further."""
+"""Two of the 64 or 128 rows that a tile has room for: `ROW`, and a step further."""
 
 KINDS = {
     "fp32_forward": ("forward", "float16", (5, 2), 64, MOST_ROWS),

@@ -26,6 +26,7 @@ def test_facts_name_device_driver_sources_and_compiler(monkeypatch):
     facts = CupyRaw().proof_facts(PROBLEM)
     assert facts[:5] == ("GPU", "capability (9, 0)", "driver 12080", "cupy_raw", "NVRTC 12.9.86 CL-1")
     assert facts[6:] == ("float32", "head_dim 32")
+    assert CupyRaw(hopper=True).proof_facts(PROBLEM) == (*facts[:6], "hopper", *facts[6:])
     window = replace(PROBLEM, pattern=Pattern.of(SlidingWindow(4)))
     assert CupyRaw().proof_facts(window) == (*facts, "kinds")
     assert CupyRaw().proof_facts(replace(PROBLEM, softcap=2.0)) == (*facts, "softcap")

@@ -2,7 +2,7 @@
 
     python calls.py <libcuda.so.1>        prints as JSON what each call did: see `Calls.make`
 
-True: dilkit, CuPy's modules, functions and driver calls, NVRTC, torch's device guard. Stand-ins: the driver, whose library is
+True: dilkit, CuPy's modules, functions and driver calls, NVRTC, torch's device guard. Substitutes: the driver, whose library is
 loaded before CuPy asks for one; two functions of CUDA's runtime, whose copy in CuPy wants tables that only NVIDIA's driver has;
 torch's runtime, which a build for CPUs lacks. Memory of the device is the CPU's.
 """
@@ -25,7 +25,7 @@ STATIC_LIMIT, OPT_IN_LIMIT, OF_MULTIPROCESSOR, MOST_THREADS = 48 * 1024, 227 * 1
 
 
 class Driver:
-    """A stand-in for CUDA's driver, which notes calls."""
+    """A substitute for CUDA's driver, which notes calls."""
 
     def __init__(self, path: str):
         self.events: list[tuple[str, int, int, str, int, int]] = []
@@ -134,7 +134,7 @@ def stand_in_for_cudas_runtime(driver: Driver):
 
 
 kept: list[Any] = []
-"""What capsules point to."""
+"""Objects that capsules point to."""
 
 
 def stand_in_for_torchs_runtime(driver: Driver):
