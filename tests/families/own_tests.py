@@ -3,7 +3,7 @@
     python tests/families/own_tests.py CHECKOUT [--only llama,bert] [--jobs 2] [--json] [what pytest takes, such as -k generate]
 
 The table has a row for each family and a column for each verdict. Exit code 1 for a difference without a reason in
-`differences.json`. As a plugin of pytest, this file puts dilkit in the place of sdpa, and writes each outcome into a file.
+`differences.json`. As a plugin of pytest, this file puts dilkit in place of sdpa, and writes each outcome into a file.
 """
 
 import argparse

@@ -3,7 +3,7 @@
     python tests/families/run.py [--only WORD] [--write FILE]
 
 A line for each verdict with how many classes it has, and each class that is wrong. The exit code is 1 if any is. `--write`
-writes all as JSON, of which `make docs` makes the table of docs/transformers.md.
+writes all as JSON, of which `make docs` makes the tables of docs/transformers.md and docs/results/models.md.
 """
 
 import argparse
@@ -27,6 +27,7 @@ import torch
 from tqdm import tqdm
 
 from dilkit import Pattern, SlidingWindow, environment
+from dilkit.integrations.transformers.proof import trials
 from dilkit.integrations.transformers.proof.configurations import configurations
 from dilkit.integrations.transformers.proof.trials import DENSE, Tiny, changed, compare, computed, first_that_runs, in_words, same
 from dilkit.integrations.transformers.registration import register
@@ -37,6 +38,8 @@ REFUSED, NO_ATTENTION, NOT_TRIED = "refused", "has no attention", "not tried"
 SECONDS = 90
 NAMES = {DENSE: Pattern.dense(), "dilkit_by_head": Pattern([4, 16], [1, 2]), "dilkit_alone": Pattern.of(SlidingWindow(1))}
 MEMORY = 6 * 2**30
+LARGEST = 2**27
+"""The most parameters of a model; a user's process compares smaller ones."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ def report(examined: list[Examined]) -> str:
 def examine(name: str, family: str) -> Examined:
     import transformers
 
+    trials.LARGEST = LARGEST
     from_family = transformers.models.auto.configuration_auto.CONFIG_MAPPING
     for attention, pattern in NAMES.items():
         register(pattern, attention)

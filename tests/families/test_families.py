@@ -30,6 +30,11 @@ def test_some_classes(model):
     assert (found.every_layer_asks is True) == (found.verdict == EQUAL), found
 
 
+def test_layers_that_ask_whether_the_attention_is_ours():
+    """Layers of Switch get no mask that says so."""
+    assert examine("SwitchTransformersModel", "switch_transformers").verdict == EQUAL
+
+
 def test_every_class_was_tried_and_none_is_wrong():
     examined = [Examined(**one) for one in json.loads(FILE.read_text())["classes"]]
     assert len(examined) > 700

@@ -1,4 +1,4 @@
-"""Models of Hugging Face's transformers on dilated attention: `register`, `convert`, `load`, `context_parallel`, `dilated_cache`.
+"""Models of transformers on dilated attention: `register`, `convert`, `explain`, `load`, `context_parallel`, `dilated_cache`.
 
 transformers asks masks.py once for a kind of layer, then attention.py in each layer. Names are loaded at first use; transformers
 is imported by the calls alone.
@@ -13,6 +13,7 @@ from dilkit.lazy import lazy_names
 _NAMES = {
     "context.parallel": "ContextParallel context_parallel",
     "conversion": "Conversion ConvertedLayer convert",
+    "explanation": "ModelTrace explain",
     "generation": "dilated_cache",
     "relative": "convert_relative",
     "registration": "load register",
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         ConvertedLayer as ConvertedLayer,
         convert as convert,
     )
+    from dilkit.integrations.transformers.explanation import ModelTrace as ModelTrace, explain as explain
     from dilkit.integrations.transformers.generation import dilated_cache as dilated_cache
     from dilkit.integrations.transformers.registration import load as load, register as register
     from dilkit.integrations.transformers.relative import convert_relative as convert_relative

@@ -15,6 +15,7 @@ a mask of pairs                     a few runs a row    dilated_attention of the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import groupby
 from typing import Any, cast
 
@@ -72,14 +73,15 @@ def attend(
         return attend_across(module, query, key, value, attention_mask, dropout, scaling, options)
     check_options(module, options, key)
     weighed = wants_weights(module, options, dropout, holder_of(module, key, options))
+    stated = stated_patterns(given, module.config)
+    pattern_of_all = pattern_of_layer(stated, module)
     bias: PositionBias | None = options.get("position_bias")
     mask = checked_mask(attention_mask, module, query, key, takes_pairs=True)
     causal = None if mask is None else mask.causal
     if causal is None:
         causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     width, held = value.shape[-1], held_heads(module, query.shape[1], key.shape[1])
-    stated = stated_patterns(given, module.config)
-    pattern = on_held_heads(pattern_of_layer(stated, module), module, held, mesh)
+    pattern = on_held_heads(pattern_of_all, module, held, mesh)
     if pattern is None:
         return nothing_seen(query, key, value).transpose(1, 2), None
     check_shown(module, query, key, pattern, stated, mask, options)
@@ -165,7 +167,8 @@ def _of_rows(
         return _all_rows(q, k, v, pattern, packing, is_causal=causal, dropout_p=dropout, **call)
     if not causal:
         raise ValueError(f"{q.shape[1]} rows see {seen} keys without causality; dilated attention is of one sequence with itself")
-    if _by_cache(q, k, tokens, dropout):
+    learned = (q, k, v, call["sink"], None if (bias := call.get("bias")) is None else bias.weights)
+    if _by_cache(q.shape[1], learned, tokens, dropout):
         return last_rows(q, k, v, pattern, tokens, **call)
     whole = F.pad(q, (0, 0, 0, 0, seen - q.shape[1], 0))
     unpadded = None if tokens is None else of_tokens(tokens)
@@ -181,10 +184,9 @@ def _all_rows(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, packi
     return packing.unpack(cast(Tensor, out), batch, seq)
 
 
-def _by_cache(query: Tensor, key: Tensor, mask: Tensor | None, dropout: float) -> bool:
+def _by_cache(rows: int, learned: Iterable[Tensor | None], mask: Tensor | None, dropout: float) -> bool:
     """True if the last rows can be taken from a cache: all are tokens, none wants a gradient, and no weight is dropped."""
-    rows = query.shape[1]
-    if dropout > 0 or (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)):
+    if dropout > 0 or (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in learned)):
         if mask is not None and rows == 1 and not bool(mask[:, -1].all()):
             raise ValueError(
                 "one row against a cache of fixed size, or in a batch with padding behind tokens, has neither gradients nor "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 import textwrap
 import threading
 from functools import cache
@@ -16,7 +17,7 @@ from dilkit.compiler import assume_constant_result
 from dilkit.integrations.transformers.biases.tables import PositionBias
 from dilkit.integrations.transformers.context.attention import KEPT_AS
 from dilkit.integrations.transformers.mask_intervals import of_tensor
-from dilkit.integrations.transformers.patterns import DENSE
+from dilkit.integrations.transformers.patterns import DENSE, LAYER_TYPES
 from dilkit.integrations.transformers.sequences import KEPT_BY, TokenMask
 from dilkit.pattern import Pattern, SlidingWindow
 
@@ -62,14 +63,23 @@ def holder_of(module: Any, key: Tensor, options: dict[str, Any]) -> str:
 
 def wants_weights(module: Any, options: dict[str, Any], dropout: float = 0.0, refused: str = "") -> bool:
     """True if a call asks for its weights. Raises ValueError with dropout, and for what else they are `refused`."""
-    if not options.get("output_attentions"):
+    if not (options.get("output_attentions") or _records_attentions()):
         return False
     if refused := refused or ("dropout" if dropout > 0 else "torch.compile" if torch.compiler.is_compiling() else ""):
         raise ValueError(
-            f"output_attentions={options['output_attentions']} of {type(module).__name__} with {refused}: there is no matrix of "
-            "weights; take the attention 'eager', or dilkit.attention_rows"
+            f"output_attentions=True of {type(module).__name__} with {refused}: there is no matrix of weights; take the "
+            "attention 'eager', or dilkit.attention_rows"
         )
     return True
+
+
+@assume_constant_result
+def _records_attentions() -> bool:
+    """Return True in a call whose model records weights by itself: the layers of GPT-2 and OPT are not told."""
+    from transformers.utils import output_capturing
+
+    collector: Any = output_capturing._active_collector
+    return bool({"attentions", "cross_attentions"} & {*(collector.get() or ())})
 
 
 @assume_constant_result
@@ -103,6 +113,13 @@ def source_of(code: Any) -> str:
         return ""
 
 
+def class_tables(kind: Any) -> dict[str, dict[str, Any]]:
+    """Return the tables in the module of `kind` from which its models take a class of layers by the name of the attention."""
+    homes = {base.__module__ for base in kind.__mro__ if base.__module__.startswith("transformers.models.")}
+    tables = (table for home in homes for table in vars(sys.modules[home]).items())
+    return {name: x for name, x in tables if name.endswith("_ATTENTION_CLASSES") and isinstance(x, dict)}
+
+
 def checked_mask(mask: object, module: Any, query: Tensor, key: Tensor, takes_pairs: bool = False) -> TokenMask | None:
     """Return `mask`. Raises ValueError unless it fits these queries and keys, `(batch, heads, rows, head_dim)`.
 
@@ -121,10 +138,11 @@ def checked_mask(mask: object, module: Any, query: Tensor, key: Tensor, takes_pa
         )
     rows, keys = query.shape[2], key.shape[2]
     if mask.rows != rows or (mask.keys != keys and getattr(key, KEPT_BY, None) is None):
-        raise ValueError(
-            f"{type(module).__name__} has {rows} rows and {keys} keys, but its mask is for {mask.rows} and {mask.keys}: dilated "
-            "attention needs all rows of a sequence, or the last of them with all keys"
-        )
+        what = f"{type(module).__name__} has {rows} rows and {keys} keys, but its mask is for {mask.rows} and {mask.keys}"
+        types, number = getattr(module.config, "layer_types", None), getattr(module, "layer_idx", None)
+        if types and number is not None and types[number] not in LAYER_TYPES:
+            raise ValueError(f"{what}: layer {number} has {types[number]}; convert(model) lets it keep its own attention")
+        raise ValueError(f"{what}: dilated attention needs all rows of a sequence, or the last of them with all keys")
     if mask.tokens is not None and mask.tokens.shape[0] != query.shape[0]:
         raise ValueError(f"attention_mask has {mask.tokens.shape[0]} sequences, and {type(module).__name__} {query.shape[0]}")
     return mask

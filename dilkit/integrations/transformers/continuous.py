@@ -25,8 +25,9 @@ from torch import Tensor
 from dilkit.compiler import not_compiled
 from dilkit.decoding._kept_tokens import KeptTokens, kept_tokens
 from dilkit.decoding.layout import Layout
-from dilkit.decoding.paged_attention import attend_prompts, check_rows, on_device, prepare_call, unseen_of
+from dilkit.decoding.paged_attention import attend_prompts, check_rows, prepare_call
 from dilkit.decoding.protocol import Span, Step, Write, table
+from dilkit.decoding.sequence_rows import once_branches, tokens_of, unseen_of
 from dilkit.decoding.stores import check_decodable
 from dilkit.integrations.transformers.patterns import is_of_windows
 from dilkit.op.boundary import lse_dtype
@@ -165,6 +166,12 @@ def attend_batch(
     batch = LayerBatch.of(layer, options)
     _check_pattern(pattern, batch)
     rows, layout = (query[0], key[0].contiguous(), value[0].contiguous()), batch.layout(query.shape[2])
+    widths, held = tuple(key.shape[2:]), tuple(batch.pool[0].shape[1:])
+    if widths != held:
+        raise ValueError(
+            f"the pool of generate_batch has rows of {held}, (kv_heads, head_dim) by the configuration, but layer {layer} has "
+            f"keys of {widths}, as DeepSeek does; take generate"
+        )
     check_rows(rows, pattern, layout, call["sink"])
     tables = BatchTables.of(batch, pattern, layout, query.shape[1])
     pattern.check_seq(tables.most)
@@ -202,15 +209,14 @@ class BatchSpans:
 
     def __post_init__(self) -> None:
         self._given = self.pattern.among(self.layout.heads, self.layout.kv_heads)
-        self._once = self.pattern.branches if self.pattern.overlap == "once" else ()
-        self._kept = [one for of_branch in kept_tokens(self.pattern, self._given) for one in of_branch]
+        self._once, self._kept = once_branches(self.pattern), kept_tokens(self.pattern, self._given)
 
     def add(self, sequence: BatchSequence) -> None:
         for row in range(sequence.rows.start, sequence.rows.stop):
             token = sequence.before + row - sequence.rows.start
             for one in self._kept:
                 if indices := one.seen(token):
-                    tokens = on_device(one.tokens(indices), self.layout.device)
+                    tokens = tokens_of(one, indices, self.layout.device)
                     hidden = unseen_of(one, token, tokens, self._given, self._once, self.layout.device)
                     self._see(sequence, row, one, tokens, hidden)
 
@@ -222,7 +228,8 @@ class BatchSpans:
             number = -1
             if hidden is not None:
                 number = len(self.unseen)
-                self.unseen.append(hidden[..., place : place + len(run)].contiguous())
+                part = hidden if hidden.shape[-1] == 1 else hidden[..., place : place + len(run)]
+                self.unseen.append(part.contiguous())
             if run.start < sequence.before:
                 paged = dict(pages=sequence.first, page_rows=1, page=width, page_first=run.start, page_step=run.step)
                 layout = first, 0, step, width

@@ -9,7 +9,7 @@ from typing import Any
 from dilkit.integrations.transformers.biases.local import local_layers
 from dilkit.integrations.transformers.biases.tables import has_table
 from dilkit.integrations.transformers.checks import source_of
-from dilkit.integrations.transformers.kept_layers import KEEPS, keep
+from dilkit.integrations.transformers.kept_layers import KEEPS, attention_of_class, keep
 from dilkit.integrations.transformers.patterns import (
     DENSE,
     LAYER_TYPES,
@@ -114,22 +114,23 @@ def convert(model: Any, pattern: Pattern | str | Sequence[Pattern | str] | None 
         )
         for path, x in layers.items()
     ]
-    parts = [model]
-    if len(layers) + len(unknown) != len(everywhere):  # the models within it, such as those of texts
+    parts, alone = [model], computing(model)
+    by_class = [layer for layer in alone.values() if attention_of_class(layer)]
+    if by_class or len(layers) + len(unknown) != len(everywhere):  # the models within it, such as those of texts
         parts = [x for x in model.modules() if hasattr(x, "set_attn_implementation") and id(x.config) in stated]
     for kind in [kind for part in parts for kind in classes_with(part, layers.values())]:
         check_proven(kind)
     if not is_registered(name):
         register(None, name)
     if wanted is not None:
-        for config in {id(x.config): x.config for x in (model, *layers.values())}.values():
+        holders = [*layers.values(), *([] if by_class else [model])]  # whose layers by class would get dilated masks
+        for config in {id(x.config): x.config for x in holders}.values():
             config.dilkit = to_config(_without(unknown, config, wanted))
-    for layer in unknown.values():
+    for layer in (*unknown.values(), *by_class):
         keep(layer, model)
     for part in parts:
         part.set_attn_implementation(name)
-    tables = [path for path, x in model.named_modules() if has_table(x) and path not in everywhere]  # LongT5's transient-global
-    return Conversion(tuple(changed), (*(path for path in everywhere if path not in layers), *tables))
+    return Conversion(tuple(changed), tuple(path for path in (*everywhere, *alone) if path not in layers))
 
 
 def _is_named_across(path: str, layer: Any) -> bool:
@@ -137,16 +138,26 @@ def _is_named_across(path: str, layer: Any) -> bool:
     return bool(getattr(layer, "is_cross_attention", False)) or any(word in name for word in ("cross", "encoder_attn", "encdec"))
 
 
-def attention_layers(model: Any) -> dict[str, Any]:
+def looked_up(model: Any) -> dict[str, Any]:
+    """Return the layers that look their attention up by name, by their paths. Raises TypeError for no model of transformers."""
     if not hasattr(model, "set_attn_implementation"):
         raise TypeError(f"model is a {type(model).__name__}; a model of transformers is needed, such as LlamaForCausalLM")
-    local = local_layers(model)
-    asking = (path for path, x in model.named_modules() if hasattr(x, "config") and LOOKED_UP in source_of(type(x).forward))
-    layers = {path: model.get_submodule(path) for path in (*local, *asking)}
+    asking = {path: x for path, x in model.named_modules() if hasattr(x, "config") and LOOKED_UP in source_of(type(x).forward)}
+    return local_layers(model) | asking
+
+
+def computing(model: Any) -> dict[str, Any]:
+    """Return the layers that compute attention by themselves: LongT5's transient-global ones, and those of a table of classes."""
+    return {path: x for path, x in model.named_modules() if has_table(x) or attention_of_class(x)}
+
+
+def attention_layers(model: Any) -> dict[str, Any]:
+    layers = looked_up(model)
     if not layers or not model._can_set_attn_implementation():
         raise ValueError(
-            f"{type(model).__name__} has no attention that it looks up by name (attn_implementation); Bloom and MPT are "
-            "to be made or loaded with attn_implementation='dilkit', after register(pattern)"
+            f"{type(model).__name__} has no attention that it looks up by name (attn_implementation). After register(pattern), "
+            "Bloom and MPT are made or loaded with attn_implementation='dilkit'; convert_relative(model) takes SAM's vision "
+            "encoder, Parakeet, Wav2Vec2-BERT, Wav2Vec2-Conformer and SeamlessM4T"
         )
     return layers
 

@@ -6,11 +6,12 @@ import copy
 from functools import partial
 from typing import Any
 
+from dilkit.integrations.transformers.checks import class_tables
 from dilkit.integrations.transformers.registration import is_registered
 from dilkit.integrations.transformers.sequences import TokenMask
 
 KEEPS = "dilkit_keeps"
-"""The attribute of a layer that is the name of the attention which it keeps, and the configuration of its model."""
+"""The attribute of a layer that is the name of the attention which it keeps, and its model's configuration, if that says it."""
 
 
 def keep(layer: Any, model: Any) -> None:
@@ -20,6 +21,10 @@ def keep(layer: Any, model: Any) -> None:
     """
     if hasattr(layer, KEEPS):
         return
+    layer.register_forward_pre_hook(_with_own_masks, with_kwargs=True)
+    if name := attention_of_class(layer):
+        setattr(layer, KEEPS, (name, None))
+        return
     shared, copied = layer.config, copy.copy(layer.config)
     if is_registered(copied._attn_implementation):
         holders = [x for x in model.modules() if getattr(x, "config", None) is shared and hasattr(x, "_supports_sdpa")]
@@ -28,7 +33,12 @@ def keep(layer: Any, model: Any) -> None:
         if getattr(part, "config", None) is shared:
             part.config = copied
     setattr(layer, KEEPS, (copied._attn_implementation, shared))
-    layer.register_forward_pre_hook(_with_own_masks, with_kwargs=True)
+
+
+def attention_of_class(layer: Any) -> str:
+    """Return the name by which transformers takes the class of a layer from a table; "" if it does not."""
+    named = (item for classes in class_tables(type(layer)).values() for item in classes.items())
+    return next((name for name, kind in named if kind is type(layer)), "")
 
 
 def _with_own_masks(layer: Any, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -108,8 +108,13 @@ def _tokens_seen(
         torch._assert_async(~ahead.any(), "the model's mask lets tokens see later ones, which dilated attention does not compute")
     if kv_offset:
         unused = stated is None and shows == DENSE and FULL not in (getattr(config, "layer_types", None) or (FULL,))
-        if not unused:  # models of windows alone ask for a mask without, too
-            _check_kept(stated or shows, config, kv_length - q_length, kv_offset)
+        size, held = getattr(config, "attention_chunk_size", None), kv_length - q_length
+        if size and held >= size - 1 and shows == known_pattern(CHUNKED, size):
+            if attention_mask is None:
+                attention_mask = torch.ones(batch_size, kv_offset + kv_length, dtype=torch.bool, device=device)
+            attention_mask = _of_whole_chunks(attention_mask, size, kv_offset)
+        elif not unused:  # models of windows alone ask for a mask without, too
+            _check_kept(stated or shows, config, held, kv_offset)
         q_offset = q_offset - kv_offset
         if attention_mask is not None:
             attention_mask = attention_mask[:, kv_offset:]
@@ -211,6 +216,23 @@ def _check_kept(stated: Patterns | None, config: Any, before: int, left_out: int
                 f"the cache keeps the last {before} tokens of layers with a window, and has left out {left_out}, but the pattern "
                 f"is {pattern}; give one that keeps all (past_key_values=DynamicCache()), or windows of up to {before + 1} tokens"
             )
+
+
+def _of_whole_chunks(attention_mask: Tensor, size: int, left_out: int) -> Tensor:
+    """Hide the rest of a chunk whose first tokens a cache has left out, so that chunks begin at the first key that is seen.
+
+    No row sees it: the cache keeps as many tokens as lie before a row in its chunk.
+    """
+    tokens = attention_mask.bool()
+    first = tokens.int().argmax(1)  # chunks of each sequence are counted from there
+    starts = torch.maximum(first, left_out + (first - left_out) % size)[:, None]
+    seen = tokens & (torch.arange(tokens.shape[1], device=tokens.device) >= starts)
+    if bool((seen.any(1) & ~tokens.gather(1, starts)[:, 0]).any()):
+        raise ValueError(
+            f"attention_mask has padding where a chunk of {size} tokens begins, and the cache has left out {left_out} tokens "
+            "before; give one that keeps all (past_key_values=DynamicCache()), or padding before or after the tokens"
+        )
+    return seen
 
 
 def _parts(mask_function: Callable[..., Any]) -> Iterator[tuple[str, int]]:

@@ -23,7 +23,8 @@ def checked(pattern: object) -> Patterns:
         return pattern
     if not isinstance(pattern, Sequence) or not all(isinstance(x, (Pattern, str)) for x in pattern):
         raise TypeError(
-            f"pattern={pattern!r} is a {type(pattern).__name__}; a dilkit.Pattern is needed, or a list of them, one a layer"
+            f"pattern={pattern!r} has the type {type(pattern).__name__}; a dilkit.Pattern is needed, its text such as "
+            "'mistral(4096)', or a list of these, one a layer"
         )
     if not pattern:
         raise ValueError("pattern is an empty list; a dilkit.Pattern for each layer is needed")

@@ -17,7 +17,7 @@ from dilkit.integrations.transformers.attention import attend
 from dilkit.integrations.transformers.biases.alibi import watch_alibi
 from dilkit.integrations.transformers.biases.local import watch_local
 from dilkit.integrations.transformers.biases.tables import watch_tables
-from dilkit.integrations.transformers.checks import TAKEN, source_of
+from dilkit.integrations.transformers.checks import TAKEN, class_tables, source_of
 from dilkit.integrations.transformers.heads import check_mesh
 from dilkit.integrations.transformers.masks import tokens_seen
 from dilkit.integrations.transformers.patterns import Patterns, checked
@@ -202,6 +202,8 @@ def watch_models(base: Any, is_ours: Callable[[object], bool]) -> None:
         if is_ours(requested_attention):
             if not watch_alibi(type(model), is_ours):
                 _check_looked_up(type(model), requested_attention)
+            for table, classes in class_tables(type(model)).items():
+                classes[str(requested_attention)] = functools.partial(_refuse_class, table, tuple(classes))
             watch_layers(type(model))
             watch_tables(type(model), is_ours)
             watch_local(type(model), is_ours)
@@ -242,3 +244,11 @@ def _check_looked_up(kind: Any, name: str | None) -> None:
             "use 'eager'. If it is a part of a larger model, name the attention of each part: "
             f"attn_implementation={{'text_config': {name!r}, 'vision_config': 'eager'}}"
         )
+
+
+def _refuse_class(table: str, names: tuple[str, ...], config: Any, *_: Any, **__: Any) -> None:
+    own = [name for name in names if not is_registered(name)]
+    raise ValueError(
+        f"attn_implementation={config._attn_implementation!r} of {type(config).__name__}: its layers are of a class by this "
+        f"name, with its own attention; make or load the model with {' or '.join(own)}, of {table}, then convert it"
+    )

@@ -4,7 +4,7 @@ tokens (batch, seq)    . . A A A        rows that are packed    A A A B B B B B
                        B B B B B        cu_seqlens              0     3         8
 
 cu_seq_lens_q                                    its sequences
-positions that begin anew or jump in a row       cut there, where the model's mask is; else one sequence
+positions that restart or jump in a row       cut there, where the model's mask is; else one sequence
 positions that do not begin at 0                 one sequence, with a warning
 
 Under `torch.compile` no shape may depend on the numbers in a tensor: there all rows are packed, padding behind the tokens.
@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Packing:
-    """Where packed sequences begin, their most tokens, and batch and place of each packed row; None means all, as they are."""
+    """Offsets of packed sequences, their most tokens, and batch and place of each packed row; None means all, as they are."""
 
     cu_seqlens: Tensor
     longest: int
@@ -191,7 +191,7 @@ def packing_of(query: Tensor, key_rows: int, mask: TokenMask | None, options: di
 
 
 def is_cut(mask: TokenMask | None) -> bool:
-    """True if the mask of rows whose positions begin anew is cut there, or nobody made one; compiled, it may be cut nowhere."""
+    """True if the mask of rows whose positions restart is cut there, or nobody made one; compiled, it may be cut nowhere."""
     if mask is None or mask.packing is None:
         return mask is None
     begins = mask.packing.cu_seqlens

@@ -31,7 +31,7 @@ def watch_alibi(model: Any, is_ours: Callable[[object], bool]) -> bool:
         block, layer = (getattr(sys.modules[home], name) for name in LAYERS[home][:2])
         if getattr(layer.forward, "watched_by", None) != __name__:
             block.__call__ = _without_weights(block.__call__)  # not `forward`: one that is replaced makes no checkpoints
-            layer.__init__, layer.forward = _knowing(layer.__init__), _watched(layer.forward, LAYERS[home][2], is_ours)
+            layer.__init__, layer.forward = _knowing(layer.__init__), watched_forward(layer.forward, LAYERS[home][2], is_ours)
     return bool(homes)
 
 
@@ -56,7 +56,9 @@ def _knowing(init: Any) -> Any:
     return knowing
 
 
-def _watched(forward: Any, asking: Any, is_ours: Callable[[object], bool]) -> Any:
+def watched_forward(forward: Any, asking: Any, is_ours: Callable[[object], bool]) -> Any:
+    """Return a layer's `forward` that is `asking` instead, where the layer's attention is ours."""
+
     @functools.wraps(forward)
     def watched(layer: Any, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
         config = getattr(layer, "config", None)  # None of a layer that was made before its class was watched

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dilkit.integrations.transformers.biases.alibi import watched_forward
 from dilkit.integrations.transformers.biases.tables import FirstTable, PositionBias
 from dilkit.integrations.transformers.checks import wants_weights
 from dilkit.integrations.transformers.sequences import TokenMask, of_tokens
@@ -27,8 +28,8 @@ def watch_local(model: Any, is_ours: Callable[[object], bool]) -> None:
     """Have the local layers of a class of models ask the attention function where `is_ours(name)`; once is enough."""
     for home in {kind.__module__ for kind in model.__mro__}:
         stack, layer = (getattr(sys.modules.get(home), name, None) for name in ("LongT5Stack", "LongT5LocalAttention"))
-        if stack is not None and layer is not None and getattr(layer.forward, "watched_by", None) != __name__:
-            stack.forward, layer.forward = _knowing(stack.forward), _watched(layer.forward, is_ours)
+        if stack is not None and layer is not None and not hasattr(layer.forward, "watched_by"):
+            stack.forward, layer.forward = _knowing(stack.forward), watched_forward(layer.forward, _asked, is_ours)
 
 
 def local_layers(model: Any) -> dict[str, Any]:
@@ -50,17 +51,6 @@ def _knowing(forward: Any) -> Any:
         return forward(stack, *args, **options)
 
     return knowing
-
-
-def _watched(forward: Any, is_ours: Callable[[object], bool]) -> Any:
-    @functools.wraps(forward)
-    def watched(layer: Any, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
-        config = getattr(layer, "config", None)  # None of a layer by itself
-        asks = config is not None and is_ours(config._attn_implementation)
-        return (_asked if asks else forward)(layer, hidden_states, *args, **options)
-
-    watched.watched_by = __name__  # type: ignore[attr-defined]
-    return watched
 
 
 def _asked(

@@ -35,7 +35,7 @@ T5 = "transformers.models.t5.modeling_t5"
 
 @dataclass(frozen=True, eq=False)
 class PositionBias:
-    """The bias of a call, made anew by `make` for each layer, or None in cross-attention.
+    """The bias of a call, made again by `make` for each layer, or None in cross-attention.
 
     `counts_padding`: its distances count padding between tokens.
     """
@@ -82,7 +82,7 @@ def table_of(layer: Any, device: torch.device | str = "cpu") -> RelativeTable:
 class FirstTable:
     """The bias of a layer, also for later ones, which may not reach its weights: FSDP has them gathered then.
 
-    Reentrant checkpoints compute it without a graph and later layers with one: these make it anew.
+    Reentrant checkpoints compute it without a graph and later layers with one: these make it again.
     """
 
     def __init__(self, layer: Any, device: torch.device) -> None:

@@ -15,7 +15,7 @@ from dilkit.pattern import Pattern
 
 KEPT_AS = "dilkit_ranks"
 BY_POSITIONS = "dilkit_by_positions"
-"""The argument of a model's call by which its layers know that positions begin anew or not at 0: `WholeBatch.by_positions`."""
+"""The argument of a model's call by which its layers know that positions restart or not at 0: `WholeBatch.by_positions`."""
 BY_ROWS = ("position_ids", "cu_seq_lens_q")
 STEP = "rows of a model under context_parallel"
 UNKNOWN = -1

@@ -95,7 +95,7 @@ DESCRIBES = ("attention_mask", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q",
 class WholeBatch:
     """`rows`: tensors `(batch, seq, ...)` by name; `cu_seqlens`: of a packed batch.
 
-    `by_positions`: given positions begin anew or not at 0; what one process makes of that is for the model.
+    `by_positions`: given positions restart or not at 0; what one process makes of that is for the model.
     """
 
     rows: dict[str, Tensor]

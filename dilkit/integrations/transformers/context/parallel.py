@@ -67,7 +67,7 @@ class ContextParallel:
         the factor `ranks` is left out, for gradients that are summed.
 
         - `batch`: `input_ids` or `inputs_embeds`, `labels`, `position_ids`, `token_type_ids` `(batch, seq)`; padding by
-          `attention_mask`, or packed sequences by `cu_seq_lens_q` or by positions that begin anew. Labels are shifted before the
+          `attention_mask`, or packed sequences by `cu_seq_lens_q` or by positions that restart. Labels are shifted before the
           cut. Padded sequences are packed, `(1, total)`, without their padding; others stay `(batch, rows)`.
         - `labelled`: how many rows predict a token, in all batches of the step on all replicas; None: `num_items_in_batch` of the
           batch, which says the same, or else those of this batch, which every replica counts of its own. With several batches a

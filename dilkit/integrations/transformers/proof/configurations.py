@@ -35,8 +35,8 @@ SMALL: dict[str, Any] = {
     **_sizes(8, "relative_attention_num_buckets ssm_state_size hidden_size_per_layer_input"),
     "vocabulary_map": {"<image>": 3},
     **_sizes(1, "n_group topk_group first_k_dense_replace n_shared_experts bos_token_id decoder_start_token_id mamba_n_groups"),
-    **_sizes(3, "num_channels mask_token_id prediction_length image_token_id image_token_index"),
-    **_sizes(VOCABULARY, "vocab_size codebook_size index_topk vocab_size_per_layer_input"),
+    **_sizes(3, "num_channels mask_token_id prediction_length image_token_id image_token_index video_token_index"),
+    **_sizes(VOCABULARY, "vocab_size codebook_size index_topk vocab_size_per_layer_input mamba_d_ssm"),
     **_sizes(128, "max_position_embeddings n_positions n_ctx max_target_positions max_source_positions max_seq_len seq_length"),
     **_sizes(128, "attention_window window_size"),
     "sliding_window": 1024,  # longer than any sequence, as the pattern is dense

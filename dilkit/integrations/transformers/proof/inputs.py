@@ -20,7 +20,7 @@ GRID = 4
 """Patches of an image, in height and in width."""
 
 
-IMAGES = ("pixel_values", "pixel_attention_mask", "spatial_shapes")
+IMAGES = ("pixel_values", "pixel_attention_mask", "spatial_shapes", "target_sizes", "image_attention_mask")
 MEDIA = (
     *("input_ids", "decoder_input_ids", "pixel_values", "pixel_values_videos", "input_values", "input_features", "lang_ids"),
     *("input_features_mask", "mm_token_type_ids", "bbox", "future_values", "future_time_features"),
@@ -76,7 +76,7 @@ def forms_of(config: Any) -> dict[str, list[Tensor]]:
         input_ids=[ids],
         pixel_values=[*images, video, rows, rows.view(2, -1, volume), rows.view(len(rows), -1, patch, patch)],
         pixel_values_videos=[video, rows],
-        input_values=[torch.randn(2, 4000), torch.randn(2, 1, 4000), features[1]],
+        input_values=[torch.randn(2, 3840), torch.randn(2, 1, 3840), features[1]],
         input_features=features,
         audio_mel=[features[1]],
         hidden_states=[rows],
@@ -88,6 +88,8 @@ def forms_of(config: Any) -> dict[str, list[Tensor]]:
         image_grid_thw=[grid],
         merge_sizes=[torch.tensor([1, 1])],
         spatial_shapes=[grid[:, 1:]],
+        target_sizes=[grid[:, 1:]],
+        image_attention_mask=[torch.ones(2, SEQ, frames)],
         pixel_attention_mask=[whole],
         pixel_position_ids=[torch.cartesian_prod(*[torch.arange(GRID)] * 2).expand(2, -1, -1)],
         input_features_mask=[heard],
@@ -97,6 +99,8 @@ def forms_of(config: Any) -> dict[str, list[Tensor]]:
         lang_ids=[torch.zeros(2, dtype=torch.long)],
         decoder_input_ids=[ids, books],
         past_values=[torch.randn(2, past), torch.randn(2, context, size("num_input_channels", 1))],
+        past_values_padding=[torch.zeros(2, past)],
+        freq=[torch.zeros(2, 1, dtype=torch.long)],
         past_observed_mask=[torch.ones(2, past)],
         past_time_features=[torch.randn(2, past, times)],
         future_values=[torch.randn(2, size("prediction_length", 1))],

@@ -293,7 +293,7 @@ def test_gpt_2_with_a_static_cache():
 
 @pytest.mark.parametrize("make", [deepseek, deepseek_v2])
 def test_latent_attention_with_values_of_another_width_than_keys(make):
-    """Its cache keeps latents, of which the model makes keys and values anew."""
+    """Its cache keeps latents, of which the model makes keys and values again."""
     register(Pattern.dense(), "dilkit_dense")
     models = [make(attn_implementation=name) for name in ("dilkit_dense", "eager")]
     batch = padded(sequences(), "left")
@@ -318,6 +318,18 @@ TOKENS = sequences((30,))[0][None]
 def pair(name: str, **options) -> tuple[Any, Any]:
     ours, eager = (WINDOWED[name](attn_implementation=kind, **options) for kind in ("dilkit", "eager"))
     return ours, eager
+
+
+@pytest.mark.parametrize("name", ["v_proj.weight", "sinks"])
+def test_rows_after_a_cache_teach_a_weight_that_neither_queries_nor_keys_have(name):
+    gradients = []
+    for model in pair("gpt_oss"):
+        weight, cache = model.requires_grad_(False).get_parameter(f"model.layers.0.self_attn.{name}"), package.DynamicCache()
+        model(TOKENS[:, :20], past_key_values=cache)
+        weight.requires_grad_()
+        model(TOKENS[:, 20:], past_key_values=cache).logits.square().sum().backward()
+        gradients.append(weight.grad)
+    assert_close(*gradients, **CLOSE)
 
 
 HOLES = torch.ones_like(TOKENS)
@@ -422,6 +434,22 @@ def test_weights_that_are_asked_for(side):
             assert_close(weights.sum(2), own.float().expand(4, -1), **CLOSE)
 
 
+def test_weights_that_a_model_records_without_telling_its_layers():
+    register(None)
+    config = package.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=64, bos_token_id=0, eos_token_id=0, attn_pdrop=0.1)
+    ours = package.GPT2Model._from_config(config, attn_implementation="dilkit").eval()
+    batch = padded(sequences(), "right")
+    with torch.no_grad():
+        found = ours(**batch, output_attentions=True).attentions
+        ours.set_attn_implementation("eager")
+        for one, other in zip(found, ours(**batch, output_attentions=True).attentions, strict=True):
+            tokens = batch["attention_mask"].bool()
+            assert_close(one.transpose(1, 2)[tokens], other.transpose(1, 2)[tokens], **CLOSE)
+    ours.set_attn_implementation("dilkit")
+    with pytest.raises(ValueError, match="output_attentions=True of GPT2Attention with dropout"):
+        ours.train()(**batch, output_attentions=True)
+
+
 def test_windows_that_the_model_does_not_compute_are_refused():
     """A Llama takes any number into its configuration, and computes full attention all the same."""
     ours, eager = (llama(sliding_window=4, attn_implementation=name) for name in ("dilkit", "eager"))
@@ -461,12 +489,19 @@ def chunked(**options):
     return package.Llama4ForCausalLM(package.Llama4TextConfig(**sizes)).eval()
 
 
-def test_chunks_begin_at_the_first_token_and_need_a_cache_of_all():
+def test_chunks_begin_at_the_first_token_also_where_a_cache_has_left_some_out():
     ours, eager = (chunked(attn_implementation=name) for name in ("dilkit", "eager"))
-    options = dict(max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0)
+    options = dict(max_new_tokens=14, min_new_tokens=14, do_sample=False, pad_token_id=0)
     with torch.no_grad():
         assert_close(*(result(model, **BETWEEN)[:, HOLES[0].bool()] for model in (ours, eager)), **CLOSE)
-        with pytest.raises(ValueError, match=r"the pattern is Pattern\(\[6\], \[1\]\); give one that keeps all"):
-            ours.generate(**BETWEEN, **options)
+        for batch in (dict(input_ids=BETWEEN["input_ids"]), padded(sequences(), "left"), BETWEEN):
+            steps = [
+                model.generate(**batch, **options, output_logits=True, return_dict_in_generate=True) for model in (ours, eager)
+            ]
+            assert_close(*(torch.stack(one.logits) for one in steps), **CLOSE)
+        hole = torch.ones(1, 20, dtype=torch.int64)
+        hole[0, 18] = 0
+        with pytest.raises(ValueError, match="padding where a chunk of 6 tokens begins, and the cache has left out"):
+            ours.generate(BETWEEN["input_ids"][:1, :20], attention_mask=hole, **options)
         caches = (dict(past_key_values=package.DynamicCache()) for _ in range(2))
         assert torch.equal(*(model.generate(**BETWEEN, **options, **next(caches)) for model in (ours, eager)))

@@ -91,7 +91,7 @@ def test_every_model_computes_what_one_rank_computes(name, batch):
 
 @pytest.mark.parametrize("lengths", [(9, 33, 4), (23, 23)], ids=["within a rank", "where a rank begins"])
 def test_positions_that_begin_anew_are_packed_sequences(lengths):
-    """Whose own mask shows it: that of a gpt-oss has no positions, and none is cut beside a cache."""
+    """Packed where the model's own mask is: gpt-oss's has no positions, and none is cut with a cache."""
     batch = labelled(input_ids=BATCHES["packed"]["input_ids"], position_ids=torch.cat([torch.arange(n) for n in lengths])[None])
     logits, loss, _ = of_one_rank(llama_of(PATTERN), batch)
     for theirs, total, _ in over_ranks(2, llama_of(PATTERN), batch):

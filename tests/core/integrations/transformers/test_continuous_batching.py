@@ -79,7 +79,7 @@ def test_what_is_not_computed_is_the_error_of_a_request():
     assert "the pool keeps the last 5 tokens of layers with a window, but the pattern of layer 0 is" in wide[0].error
     register(PATTERN)
     narrow = generated(deepseek(attn_implementation="dilkit"), sequences((5,)))
-    assert "query is torch.float32 (5, 4, 8) on cpu, but the cache is of torch.float32 (rows, 4, 4)" in narrow[0].error
+    assert "has rows of (4, 4), (kv_heads, head_dim) by the configuration, but layer 0 has keys of (4, 8)" in narrow[0].error
 
 
 def test_layers_that_would_not_see_the_pool():

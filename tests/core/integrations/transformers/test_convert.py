@@ -13,17 +13,18 @@ import torch
 from helpers.language_models import PATTERN, SIZES, bert, llama, padded, result, sequences, transformers
 from torch.testing import assert_close
 
-from dilkit import Pattern
+from dilkit import Pattern, use_backend
 from dilkit.comm import run_threads
 from dilkit.integrations import newer
 from dilkit.selection import proof
 
 package = transformers()
-from dilkit.integrations.transformers import context_parallel, convert, load, register  # noqa: E402
+from dilkit.integrations.transformers import context_parallel, convert, explain, load, register  # noqa: E402
 from dilkit.integrations.transformers.across import _watched  # noqa: E402
 from dilkit.integrations.transformers.attention import attend  # noqa: E402
 from dilkit.integrations.transformers.biases import alibi  # noqa: E402
 from dilkit.integrations.transformers.proof import proving, trials  # noqa: E402
+from dilkit.integrations.transformers.sequences import TokenMask  # noqa: E402
 
 TOKENS = sequences((40,))[0][None]
 
@@ -74,6 +75,9 @@ def of_another_kind(*kinds: str):
 
 def test_layers_of_another_kind_keep_their_own_attention(tmp_path):
     model, wanted = of_another_kind("full_attention"), llama()
+    q, k = torch.randn(1, 4, 5, 8), torch.randn(1, 4, 7, 8)
+    with pytest.raises(ValueError, match="is for 5 and 5: layer 1 has indexed_attention; convert"):  # keys of its own beside
+        attend(None, None, model.model.layers[1].self_attn, q, k, k, TokenMask(True, 5, 5))
     report = convert(model, PATTERN)
     convert(wanted, [PATTERN, Pattern.dense()])
     assert ([layer.path for layer in report.layers], report.kept) == (["model.layers.0.self_attn"], ("model.layers.1.self_attn",))
@@ -92,11 +96,50 @@ def test_layers_of_another_kind_keep_their_own_attention(tmp_path):
     model.config.layer_types = ["full_attention", "indexed_attention"]
     model.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="has no pattern for layer 1, LlamaAttention, which kept its own"):
-        result(load(tmp_path), **batch)
+        attend(None, None, load(tmp_path).model.layers[1].self_attn, q, k, k, TokenMask(True, 5, 5))
     again = load(tmp_path)
     assert convert(again).kept == report.kept
     tokens = batch["attention_mask"].bool()
     assert_close(result(again, **batch)[tokens], result(wanted, **batch)[tokens], atol=2e-5, rtol=2e-5)
+
+
+def git(attention: str):
+    torch.manual_seed(1)
+    sizes = dict(SIZES, vision_config=dict(SIZES, image_size=16, patch_size=4), bos_token_id=1, eos_token_id=2)
+    return package.GitModel(package.GitConfig(**sizes, attn_implementation=attention)).eval()
+
+
+def test_layers_whose_class_is_chosen_by_the_attention_keep_it():
+    register(PATTERN)
+    with pytest.raises(ValueError, match=r"attn_implementation='dilkit' of GitConfig.*with eager, of GIT_SELF_ATTENTION_CLASSES"):
+        git("dilkit")
+    model, batch = git("eager"), padded(sequences(), "left")
+    with torch.no_grad():
+        wanted = result(model, **batch)
+        for pattern in (Pattern.dense(), PATTERN):
+            report = convert(model, pattern)
+            assert_close(result(model, **batch), wanted)
+            assert ("encoder.layer.0.attention.self" in report.kept, report.layers[0].kind) == (True, "GitVisionAttention")
+        reasons = explain(model, **batch).others
+        assert reasons["encoder.layer.0.attention.self"] == "keeps the attention 'eager': its class computes it"
+
+
+def test_explain_has_the_choice_of_each_layer_or_a_reason():
+    model = of_another_kind("full_attention")
+    convert(model, PATTERN)
+    with use_backend("reference"):
+        trace = explain(model, input_ids=TOKENS)
+        (call,) = trace.layers.pop("model.layers.0.self_attn")
+        assert (call.picked, call.problem.pattern, call.problem.requires_grad) == ("reference", PATTERN, True)
+    reason = trace.others.pop("model.layers.1.self_attn")
+    assert reason.startswith("keeps the attention 'sdpa': dilated attention takes the place of")
+    assert reason.endswith(", not of indexed_attention")
+    assert trace.layers == trace.others == {}
+    assert not any(module._forward_hooks for module in model.modules())
+    register(Pattern.dense(), "dilkit_alibi")
+    bloom = package.BloomModel(package.BloomConfig(hidden_size=32, n_layer=1, n_head=4, attn_implementation="dilkit_alibi"))
+    assert str(explain(bloom, input_ids=TOKENS)).startswith("h.0.self_attention: ")
+    assert explain(llama(), input_ids=TOKENS).others["model.layers.0.self_attn"] == "has the attention 'sdpa'"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What dilated attention does not compute is refused, with the reason and a way out."""
+"""Calls that dilated attention does not compute are refused, with the reason and a way out."""
 
 import ast
 import re
@@ -154,7 +154,7 @@ def test_what_is_not_computed_is_refused(case):
 
 @pytest.mark.parametrize("arguments", [([PATTERN, 3],), ({"segment_lengths": [8]},), (PATTERN, 3)])
 def test_what_is_no_pattern_or_name_is_refused(arguments):
-    with pytest.raises(TypeError, match=r"a dilkit\.Pattern is needed, or a list of them|name=3 is a int"):
+    with pytest.raises(TypeError, match=r"a dilkit\.Pattern is needed, its text|name=3 is a int"):
         register(*arguments)
 
 
