@@ -34,7 +34,8 @@ _WHY_NOT = {
 class BiasedModule(nn.Module):
     """An inner attention: its pattern, its options and its bias, whose weights are `bias_weights` of the state dict.
 
-    They are a parameter if they are an `nn.Parameter`. Raises TypeError or ValueError for what does not fit.
+    They are a parameter if they are an `nn.Parameter`; other tensors that require a gradient are refused. Raises TypeError or
+    ValueError for what does not fit.
     """
 
     bias_weights: Tensor
@@ -66,9 +67,11 @@ class BiasedModule(nn.Module):
         check_type("bias", bias, (Bias, type(None)), "a value such as dilkit.Alibi is needed")
         self.of_model = bias
         weights = None if bias is None else bias.weights
-        if bias is not None and bias.by_query and bias.weights.requires_grad:  # of which a module would make no parameter
-            name = f"{bias.weights_name} of the bias require a gradient"
-            raise ValueError(f"{name}, but are of the queries of one call; give the bias in that call")
+        if bias is not None and bias.weights.requires_grad and not isinstance(weights, nn.Parameter):  # a buffer trains nothing
+            name, way = f"{bias.weights_name} of the bias", "make them an nn.Parameter, or give the bias in each call"
+            if bias.by_query:
+                raise ValueError(f"{name} require a gradient, but are of the queries of one call; give the bias in that call")
+            raise ValueError(f"{name} require a gradient, but are no parameter, of which a module would keep a copy; {way}")
         if weights is None or isinstance(weights, nn.Parameter):
             self.register_parameter("bias_weights", weights)
         else:
@@ -90,8 +93,9 @@ class DilatedAttention(BiasedModule):
 
     `pattern`, `scale`, `softcap` and `backend` are those of `dilkit.dilated_attention`; `bias` is added to the scores unless
     `forward` is given another. Its slopes or table are `bias_weights` of the state dict, a parameter if they are an
-    `nn.Parameter`, else a buffer. With `order`, a `dilkit.order` of the tokens' grid, or several `orders`, which the heads use in
-    turn, it is `dilkit.ordered_dilated_attention`. Raises TypeError or ValueError, naming the argument, for what does not fit.
+    `nn.Parameter`, else a buffer, which may require no gradient. With `order`, a `dilkit.order` of the tokens' grid, or several
+    `orders`, which the heads use in turn, it is `dilkit.ordered_dilated_attention`. Raises TypeError or ValueError, naming the
+    argument, for what does not fit.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""A layer on a rank with a part of its heads: its rows, its parts of parameters, norms over all heads.
+"""The part of a tensor-parallel layer that one rank computes: its heads, its slices of parameters, norms over all heads.
 
 Parameters are DTensors, used as local tensors. Inputs are the same on all ranks, and their gradient is the sum over ranks.
 """
@@ -25,7 +25,7 @@ class RankHeads:
         return self  # a process group is not copied
 
     def rows(self, *inputs: Tensor) -> list[Tensor]:
-        """Return `inputs` as local tensors with gradients summed over ranks; one that is given twice is one tensor again."""
+        """Return `inputs` as local tensors whose gradients are summed over ranks; equal inputs share one tensor."""
         local: list[Tensor] = []
         for i, x in enumerate(inputs):
             first = next(j for j, other in enumerate(inputs) if other is x)
@@ -36,7 +36,7 @@ class RankHeads:
         return cast(DTensor, parameter).to_local()
 
     def parts_of_bias(self, bias: Tensor, cuts: tuple[int, int]) -> list[Tensor]:
-        """Return the rank's parts of the biases of queries, keys and values, which all ranks have in one."""
+        """Return this rank's slices of the query, key and value biases. Every rank holds the packed `bias` whole."""
         rank, size = self.mesh.get_local_rank(), self.mesh.size()
         return [one.chunk(size)[rank] for one in self._of_all(bias).tensor_split(cuts)]
 

@@ -2,18 +2,15 @@
 
 import copy
 import re
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as checkpoints
 from helpers import launch
 from helpers.project import ROOT
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -32,7 +29,7 @@ from dilkit import (
     dilated_attention,
     order,
 )
-from dilkit.comm import Comm, RingDilatedAttention, TorchComm, shard, sum_over_ranks
+from dilkit.comm import RingDilatedAttention, TorchComm, shard, sum_over_ranks
 from dilkit.nn import HeadParallel
 from dilkit.nn.multihead import APART, lay_out
 
@@ -66,38 +63,38 @@ BARE = {
     "alike": (WINDOW, HEADS, {}),
 }
 HALVES = "block, grouped", "blocks by head", "modulo"
-"""Those that two ranks try in bfloat16; more ranks try all."""
+"""Cases that two ranks try in bfloat16; more ranks try all."""
 PLAN = dict(q=ColwiseParallel(), k=ColwiseParallel(), v=ColwiseParallel(), inner=HeadParallel(), out=RowwiseParallel())
 
 
 class Bare(nn.Module):
-    def __init__(self, inner: nn.Module, kv_heads: int, options: dict[str, Any]):
+    def __init__(self, inner, kv_heads, options):
         super().__init__()
         width = kv_heads * EMBED // HEADS
         self.q, self.v, self.out = nn.Linear(EMBED, EMBED), nn.Linear(EMBED, width), nn.Linear(EMBED, EMBED)
         self.k = nn.Linear(EMBED, width, bias=False)  # a bias would get a gradient of nothing but rounding
         self.inner, self.options = inner, options
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         rows = (project(x).unflatten(-1, (-1, EMBED // HEADS)) for project in (self.q, self.k, self.v))
         attended = self.inner(*rows, **self.options)
         return self.out(attended.flatten(-2))
 
 
 class Layer(nn.Module):
-    def __init__(self, inner: nn.Module, **options):
+    def __init__(self, inner, **options):
         super().__init__()
         self.attn = MultiheadDilatedAttention(EMBED, HEADS, inner, **options)
 
-    def forward(self, *x: Tensor) -> Tensor:
+    def forward(self, *x):
         return self.attn(*x)[0]
 
 
-def whole(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
+def whole(tensors):
     return {name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in tensors.items()}
 
 
-def drawn(make: Callable[[], nn.Module], dtype: torch.dtype = torch.float32) -> nn.Module:
+def drawn(make, dtype=torch.float32):
     torch.manual_seed(0)
     made = make()
     for parameter in made.parameters():
@@ -105,7 +102,7 @@ def drawn(make: Callable[[], nn.Module], dtype: torch.dtype = torch.float32) -> 
     return made.to(dtype)
 
 
-def close(found: Tensor, expected: Tensor, what: str):
+def close(found, expected, what):
     """Compare by the norm: sums that cancel have no precision of their own."""
     limit = 1e-5 if expected.dtype == torch.float32 else 3e-2
     size, apart = (torch.linalg.vector_norm(x.detach().double()).item() for x in (expected, found - expected))
@@ -113,9 +110,9 @@ def close(found: Tensor, expected: Tensor, what: str):
     assert apart <= limit * size, f"{what}: {apart:.3g} apart at a size of {size:.3g}"
 
 
-def trained(model: nn.Module, inputs: list[Tensor]) -> tuple[list[Any], dict[str, Tensor]]:
+def trained(model, inputs):
     optimizer = torch.optim.Adam(model.parameters(), 0.01, eps=1.0)  # a small one makes steps of gradients that are rounding
-    first: Any = None
+    first = None
     for step in range(2):
         leaves = [x.clone().requires_grad_() for x in inputs]
         torch.manual_seed(step)  # of dropped weights
@@ -127,20 +124,20 @@ def trained(model: nn.Module, inputs: list[Tensor]) -> tuple[list[Any], dict[str
     return first
 
 
-def gradients(model: nn.Module) -> dict[str, Tensor]:
+def gradients(model):
     found = whole({name: p.grad for name, p in model.named_parameters()})
     if "attn.k_proj_weight" in found and found["attn.k_proj_weight"].shape[1] == EMBED:
         lay_out(found, "attn.", True, ())
     return found
 
 
-def close_gradients(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor], what: str):
+def close_gradients(mine, theirs, what):
     assert mine.keys() == theirs.keys()
     for name, gradient in theirs.items():
         close(mine[name], gradient, f"{what}: gradient of {name}")
 
 
-def same(what: str, make: Callable[[], nn.Module], plan, mesh: DeviceMesh, dtype: torch.dtype) -> nn.Module:
+def same(what, make, plan, mesh, dtype):
     alone, split = drawn(make, dtype), parallelize_module(drawn(make, dtype), mesh, plan)
     layer = alone.attn if isinstance(alone, Layer) else None
     widths = [EMBED] if layer is None or layer.kdim == EMBED else [EMBED, layer.kdim, layer.vdim]
@@ -156,7 +153,7 @@ def same(what: str, make: Callable[[], nn.Module], plan, mesh: DeviceMesh, dtype
     return split
 
 
-def all_cases(mesh: DeviceMesh, ranks: int):
+def all_cases(mesh, ranks):
     """Hold every layer and bare attention to one rank: two ranks in float32, and some in bfloat16; four in both."""
     for dtype in (torch.float32, torch.bfloat16):
         chosen = HALVES if ranks == 2 and dtype == torch.bfloat16 else {**LAYERS, **BARE}.keys()
@@ -175,12 +172,12 @@ X = torch.randn(2, SEQ, EMBED, generator=torch.Generator().manual_seed(5))
 GROUPED = dict(num_kv_heads=4, rotary=True, is_causal=True, sink=True, layer_norm=True)
 
 
-def pair(mesh: DeviceMesh, pattern: Pattern = RANGES, **options) -> tuple[Any, Any]:
+def pair(mesh, pattern=RANGES, **options):
     alone, split = (drawn(lambda: Layer(DilatedAttention(pattern), **options)).attn for _ in range(2))
     return alone, parallelize_module(split, mesh, HeadParallel())
 
 
-def calls(mesh: DeviceMesh):
+def calls(mesh):
     alone, split = pair(mesh, **GROUPED)
     starts, ignored = torch.tensor([0, 13, SEQ], dtype=torch.int32), torch.zeros(2, SEQ, dtype=torch.bool)
     ignored[1, 30:] = True
@@ -202,7 +199,7 @@ def calls(mesh: DeviceMesh):
         close(torch.cat(steps, 1), alone(X)[0], "from a cache")
 
 
-def biases(mesh: DeviceMesh):
+def biases(mesh):
     slopes = torch.randn(HEADS, generator=torch.Generator().manual_seed(6))
 
     def layer():
@@ -210,7 +207,7 @@ def biases(mesh: DeviceMesh):
         return drawn(lambda: Layer(inner)).attn
 
     alone, split = layer(), parallelize_module(layer(), mesh, HeadParallel())
-    gradients: list[list[Tensor]] = []
+    gradients = []
     for one in (alone, split):
         given = slopes.clone().requires_grad_()
         outs = one(X)[0], one(X, score_bias=Alibi(given))[0]
@@ -223,7 +220,7 @@ def biases(mesh: DeviceMesh):
     close(saved, alone.state_dict()["attention.bias_weights"], "the state dict of a bias")
 
 
-def shared(mesh: DeviceMesh):
+def shared(mesh):
     """Layers with a shared bias and projections still share them; an optimizer makes one step of each."""
     bias = RelativeTable(nn.Parameter(torch.zeros(HEADS, 9)))
 
@@ -247,7 +244,7 @@ def shared(mesh: DeviceMesh):
     close(packed, steps[1]["one.in_proj_weight"], "shared projections after two steps")
 
 
-def dropout_from_now_on(mesh: DeviceMesh):
+def dropout_from_now_on(mesh):
     """A layer that drops no weights when its heads are divided, and does later on."""
     outs = []
     for one in pair(mesh, WINDOW):
@@ -257,7 +254,7 @@ def dropout_from_now_on(mesh: DeviceMesh):
     close(outs[1], outs[0], "dropout from now on")
 
 
-def states(mesh: DeviceMesh, folder: Path):
+def states(mesh, folder):
     alone, split = pair(mesh, BLOCK, layer_norm=True)
     full = get_model_state_dict(split, options=StateDictOptions(full_state_dict=True))
     again = MultiheadDilatedAttention(EMBED, HEADS, DilatedAttention(BLOCK), layer_norm=True)
@@ -284,7 +281,7 @@ def states(mesh: DeviceMesh, folder: Path):
         set_model_state_dict(other, dict(alone.state_dict()), options=StateDictOptions(full_state_dict=True))
 
 
-def refusals(mesh: DeviceMesh):
+def refusals(mesh):
     def refused(module, match, error=ValueError, onto=mesh):
         with pytest.raises(error, match=match):
             parallelize_module(module, onto, HeadParallel())
@@ -325,14 +322,14 @@ def refusals(mesh: DeviceMesh):
     for name, x in (("sink", pair(mesh, sink=True)[1].sinks), ("key_padding_mask", ignored)):
         with pytest.raises(TypeError, match=f"^{name} is a DTensor"):
             dilated_attention(rows, rows, rows, MODULO, **{name: x})
-    learned = DilatedAttention(MODULO, bias=Alibi(torch.ones(HEADS, requires_grad=True)))
+    learned = DilatedAttention(MODULO, bias=Alibi(nn.Parameter(torch.ones(HEADS))))
     with pytest.raises(ValueError, match="has a bias that is learned"):
         parallelize_module(learned, mesh, HeadParallel())
     with pytest.raises(ValueError, match="its heads over ranks"):
         pair(mesh, BLOCK)[1].to_torchscale_state_dict()
 
 
-def compiled(mesh: DeviceMesh):
+def compiled(mesh):
     alone, split = (drawn(lambda: Layer(DilatedAttention(RANGES), **GROUPED)) for _ in range(2))
     parallelize_module(split, mesh, {"attn": HeadParallel()})
     split.compile(backend="aot_eager", fullgraph=True)
@@ -368,7 +365,7 @@ def two_dimensions():
         close_gradients({name: 2 * x for name, x in gradients(fsdp).items()}, gradients(alone), "FSDP, which averages")
 
 
-def data_parallel(mesh: DeviceMesh, folder: Path):
+def data_parallel(mesh, folder):
     """Compare DDP, and FSDP with each child by itself, with the gradients of one rank; save and load."""
 
     def model():
@@ -405,7 +402,7 @@ def page():
     exec(compile(program, "heads.py", "exec"), {})
 
 
-def on_rank(comm: Comm, folder: Path):
+def on_rank(comm, folder):
     mesh = init_device_mesh("cpu", (comm.size,), mesh_dim_names=("tp",))
     all_cases(mesh, comm.size)
     calls(mesh)

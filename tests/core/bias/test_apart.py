@@ -42,7 +42,7 @@ class PairsOfPositions(Bias):
     positions: Tensor
     weights_name: ClassVar[str] = "table"
 
-    def matrix(self, queries: Tensor, keys: Tensor) -> Tensor:
+    def matrix(self, queries, keys):
         of_query, of_key = self.positions[:, :, : self.form.dims], self.positions[:, :, self.form.dims :]
         apart = of_query[:, queries].unsqueeze(2) - of_key[:, keys].unsqueeze(1)
         if self.form.sizes:
@@ -53,7 +53,7 @@ class PairsOfPositions(Bias):
         distance = torch.linalg.vector_norm(apart, order, dim=-1).nan_to_num(nan=0.0)
         return -self.table[:, 0, None, None] * distance.unsqueeze(1)
 
-    def lowered(self, dtype) -> LoweredBias:
+    def lowered(self, dtype):
         return LoweredBias(self.form, self.table.to(dtype), self.positions.to(dtype))
 
 

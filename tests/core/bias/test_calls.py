@@ -2,13 +2,12 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from helpers.calls import encode_call
 from helpers.pairwise import all_but
-from torch import Tensor, nn
+from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dilkit import (
@@ -30,7 +29,6 @@ from dilkit import (
     ordered_dilated_attention,
     t5_buckets,
 )
-from dilkit.bias.base import Bias
 from dilkit.comm import ring_dilated_attention, run_threads
 from dilkit.op.operators import backward_op, forward_op
 from dilkit.op.scores import scores_of
@@ -41,15 +39,15 @@ HEADS, SEQ = 4, 36
 SLOPES = torch.tensor([0.5, 0.25, 0.1, 0.05], dtype=torch.float64)
 
 
-def normal(*shape: int) -> Tensor:
+def normal(*shape):
     return torch.randn(shape, dtype=torch.float64)
 
 
-def qkv(batch: int = 2, seq: int = SEQ) -> tuple[Tensor, Tensor, Tensor]:
+def qkv(batch=2, seq=SEQ):
     return normal(batch, seq, HEADS, 8), normal(batch, seq, 2, 8), normal(batch, seq, 2, 8)
 
 
-def every_bias(batch: int = 2, seq: int = SEQ) -> dict[str, Bias]:
+def every_bias(batch=2, seq=SEQ):
     return dict(
         alibi=Alibi(SLOPES),
         coordinates=CoordinateAlibi(SLOPES, normal(batch, seq, 2)),
@@ -66,7 +64,7 @@ KINDS = tuple(every_bias())
 
 
 @pytest.fixture
-def nothing_traced() -> Iterator[None]:
+def nothing_traced():
     """Keep sizes static, whatever was compiled before or is later."""
     torch.compiler.reset()
     yield
@@ -174,7 +172,7 @@ def test_mapped_by_vmap(mapped):
     torch.testing.assert_close(found, torch.stack(one_by_one))
 
 
-def weight_gradients(attend: Callable[[Tensor], Tensor], weights: Tensor) -> Tensor:
+def weight_gradients(attend, weights):
     leaf = weights.detach().requires_grad_()
     return torch.autograd.grad(attend(leaf).sin().sum(), leaf)[0]
 
@@ -234,15 +232,15 @@ FAR, FAR_GRID = torch.full((6, 2), 2.0**24 + 1, dtype=torch.float64), GridTable(
 ROWS = RowTable(torch.ones(1, 2, 6, 3))
 
 
-def calls(**options) -> Tensor:
+def calls(**options):
     return dilated_attention(Q, K, V, Pattern.dense(), **options)
 
 
-def packed(**options) -> Tensor:
+def packed(**options):
     return dilated_attention_varlen(Q[0], K[0], V[0], Pattern.dense(), torch.tensor([0, 2, 6], dtype=torch.int32), **options)
 
 
-def on_ranks(bias: Bias):
+def on_ranks(bias):
     run_threads(2, lambda comm: ring_dilated_attention(Q, K, V, Pattern.dense(), comm, bias=bias))
 
 
@@ -286,12 +284,17 @@ WRONG = [
         ValueError,
         "values of the bias require a gradient, but are of the queries of one call",
     ),
+    (
+        lambda: DilatedAttention(PATTERN, bias=RelativeTable(nn.Parameter(torch.ones(2, 3)) * 2)),
+        ValueError,
+        "table of the bias require a gradient, but are no parameter.* in each call",
+    ),
     (lambda: calls(bias=ROWS, query_offset=1), ValueError, "bias by query: as many queries as keys"),
     (lambda: calls(softcap=0), ValueError, "softcap=0 must be more than 0"),
     (lambda: calls(softcap=math.inf), ValueError, "softcap"),
     (lambda: calls(softcap=2.0, backend="sdpa"), ValueError, "softcap 2: caps no scores"),
 ]
-"""What is not in `tests/core/malformed`, and limits."""
+"""Faults that are not in `tests/core/malformed`, and limits."""
 
 
 @pytest.mark.parametrize("number", range(len(WRONG)))
