@@ -78,7 +78,7 @@ def _compare(name: str, values: list[Any], step: str) -> None:
 
 
 def _short(value: str) -> str:
-    """A text as it is shared: a long one is its beginning and its digest, because records are short (counted in bytes)."""
+    """Shorten a long text to its beginning and a digest: shared records hold few bytes."""
     text = value.encode("utf-8", "backslashreplace")
     if len(text) <= _LONGEST:
         return text.decode()

@@ -47,14 +47,14 @@ class Arguments:
     order: TokenOrder | Sequence[TokenOrder] | None
     return_lse: bool
     recorded: bool | None = None
-    """Whether a backward pass may follow, where the tensors do not say it: within an operator they require no gradients."""
+    """True if a backward pass may follow; None: ask the tensors. Within an operator they require no gradients."""
     seed: Tensor | None = None
     """The seed that was drawn for dropout, int64 `()`; None: `facts` draws one."""
     bias: Bias | None = None
     softcap: float | None = None
     keep: str = "rows"
     wanted: str | None = None
-    """Of which inputs gradients are asked for, where the tensors do not say it, as `gradients` has them."""
+    """Inputs that need gradients, in the form of `gradients`; None: those whose tensors require them."""
 
     @property
     def orders(self) -> Orders:
@@ -79,7 +79,7 @@ class Arguments:
 
     @property
     def requires_grad(self) -> bool:
-        """Whether a backward pass may follow."""
+        """True if a backward pass may follow."""
         if self.recorded is not None:
             return self.recorded
         sink, bias = self.inputs.sink, self.bias
@@ -88,7 +88,7 @@ class Arguments:
 
     @property
     def rows_require_grad(self) -> bool:
-        """Whether gradients of rows may be asked for, and not of the sink or a bias alone."""
+        """True if gradients of rows may be asked for, and not of the sink or a bias alone."""
         query, key, value, *_ = self.inputs
         return torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
 
@@ -151,6 +151,6 @@ class Arguments:
 
 
 def asked_on_any_rank(every_rank: Sequence[dict[str, Any]]) -> str:
-    """The inputs of which a rank asks for gradients, given the facts of all."""
+    """Return the inputs for which any rank asks for gradients, given the facts of all."""
     roles = "".join([facts["gradients"] for facts in every_rank])
     return "".join([role for role in "qkv" if role in roles])

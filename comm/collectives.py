@@ -94,7 +94,7 @@ def copy_from_rank(tensors: Iterable[Tensor], comm: Comm, source: int = 0) -> No
 
 
 def _agree(tensors: Iterable[Tensor], comm: Comm, what: str, **more: int) -> list[Tensor]:
-    """The tensors as a list. Raises on every rank unless all pass the same number, shapes, dtypes and kind of device."""
+    """Return the tensors as a list. Raises on every rank unless all pass the same number, shapes, dtypes and kind of device."""
     check_comm(comm)
     parts: list[Tensor] = []
 
@@ -128,7 +128,7 @@ def _listed(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def gather_values(comm: Comm, value: T) -> list[T]:
-    """The values of all ranks, by rank, on every rank: small ones, pickled, whose bytes no transport counts.
+    """Return small picklable values of all ranks, by rank, on every rank; no transport counts their bytes.
 
     >>> from dilkit.comm import run_threads
     >>> run_threads(2, lambda comm: gather_values(comm, {"rank": comm.rank}))[0]

@@ -1,4 +1,4 @@
-"""Where a sequence is cut into shards. This needs no torch: exchange plans are made where nothing is computed."""
+"""Cuts of a sequence into shards. This needs no torch: exchange plans are made where nothing is computed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dilkit.pattern import Pattern
 MOST_RANKS = 2**20
 """More ranks than this are taken for a mistake: a plan for them would take hours."""
 MOST_UNEVEN = 1.03
-"""By how much the largest shard may exceed the mean so that segments need not be cut."""
+"""Factor by which the largest shard may exceed the mean so that segments need not be cut."""
 
 
 def checked_cuts(cuts: Sequence[int]) -> tuple[int, ...]:
@@ -30,7 +30,7 @@ def checked_cuts(cuts: Sequence[int]) -> tuple[int, ...]:
 
 
 def shard_cuts(seq: int, world_size: int, pattern: Pattern | None = None) -> tuple[int, ...]:
-    """Where shards begin, `world_size + 1` integers: rank t holds the rows `cuts[t] .. cuts[t + 1] - 1`.
+    """Return where shards begin, `world_size + 1` integers: rank t holds the rows `cuts[t] .. cuts[t + 1] - 1`.
 
     Shards are about `seq / world_size` tokens long. With a pattern, they begin where segments and blocks do, as far as that makes
     no shard more than 3 % longer than the mean: segments within a shard need no communication.
@@ -60,6 +60,6 @@ def shard_cuts(seq: int, world_size: int, pattern: Pattern | None = None) -> tup
 
 
 def segment_lengths(pattern: Pattern | None) -> list[int]:
-    """The lengths of the segments and blocks of a pattern: in branches of other kinds nothing begins anew anywhere."""
+    """Return the lengths of the segments and blocks of a pattern, which cuts should keep whole."""
     branches = () if pattern is None else pattern.branches
     return [branch.unit for branch in branches if branch.unit]

@@ -20,7 +20,7 @@ from dilkit.op.sequences import check_cu_seqlens, checked_longest
 def roll(
     x: Tensor, comm: Comm, shift: int, dim: int = 1, *, fill: float | None = None, cu_seqlens: Tensor | None = None
 ) -> Tensor:
-    """This rank's shard of the whole sequence rolled along `dim`, without gradients: labels that are shifted after the cut.
+    """Return this rank's shard of the whole sequence rolled along `dim`, without gradients: labels shifted after the cut.
 
         roll(x)[i] = x[i - shift]        around the ends, as torch.roll; with `fill`, that where there is no such row
 
@@ -43,7 +43,7 @@ def roll(
         if cu_seqlens is not None:
             check_cu_seqlens(cu_seqlens, x, x.shape[dim])
             if fill is None:
-                raise ValueError("cu_seqlens without fill; a row that its sequence does not have needs one, such as fill=-100")
+                raise ValueError("cu_seqlens without fill; rows from beyond their sequence need a value, such as fill=-100")
         return row_facts | dict(fill=fill, cu_seqlens="" if cu_seqlens is None else str(cu_seqlens.tolist()))
 
     check_comm(comm)
@@ -63,7 +63,7 @@ def roll(
 
 
 def sum_by_sequence(x: Tensor, comm: Comm, cu_seqlens: Tensor) -> Tensor:
-    """Sums over the rows of each packed sequence, of all ranks, without gradients: losses per document.
+    """Sum the rows of each packed sequence over all ranks, without gradients: losses per document.
 
         sums[b] = sum over i = cu_seqlens[b] .. cu_seqlens[b + 1] - 1 of x[i]        added in fp32, or in fp64 if `x` is
 

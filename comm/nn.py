@@ -79,7 +79,7 @@ class RingDilatedAttention(BiasedModule):
         bias: Bias | None = None,
         return_lse: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """`ring_dilated_attention` of this rank's rows `(batch, rows, heads, head_dim)`; `bias`: in place of the module's own."""
+        """Compute `ring_dilated_attention` of this rank's rows `(batch, rows, heads, head_dim)`; `bias` replaces the module's."""
         return ring_dilated_attention(
             query,
             key,
@@ -102,7 +102,7 @@ class RingDilatedAttention(BiasedModule):
         )
 
     def positions(self, rows: int, device: torch.device) -> Tensor:
-        """The positions of this rank's rows in the sequence, `(rows,)`, for rotary embeddings."""
+        """Return the positions of this rank's rows in the sequence, `(rows,)`, for rotary embeddings."""
         return positions(rows, self.comm, device)
 
     def extra_repr(self) -> str:

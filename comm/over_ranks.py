@@ -27,7 +27,7 @@ attend, attend_packed = ring_dilated_attention, ring_dilated_attention_varlen
 
 
 def transport(group: Any) -> Comm:
-    """The `Comm` of a process group of torch.distributed, or of a dimension of a device mesh; a `Comm` itself."""
+    """Make the `Comm` of a process group or of one dimension of a device mesh; a `Comm` is returned as it is."""
     if isinstance(group, Comm):
         return group
     from dilkit.comm.transports.torch_dist import TorchComm

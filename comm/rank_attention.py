@@ -29,7 +29,7 @@ from dilkit.pattern import Pattern
 
 
 def agreed(arguments: Arguments, comm: Comm) -> RankAttention:
-    """The attention of this rank, once all ranks have compared their arguments. Raises what they raise, on every rank."""
+    """Return the attention of this rank once all ranks agree on their arguments. Raises the same on every rank."""
     every_rank = agree_on(comm, arguments.facts, STEP, MAY_DIFFER) if comm.size > 1 else [arguments.facts()]
     cuts = tuple(accumulate((facts["rows"] for facts in every_rank), initial=0))
     if not arguments.is_causal:
@@ -50,7 +50,7 @@ class RankAttention:
     """The inputs of which gradients are asked for on any rank."""
 
     def compute(self) -> tuple[Tensor, Tensor]:
-        """`(out, lse)` along the token orders of the call, if it has any; `lse` is then empty unless it is returned."""
+        """Compute `(out, lse)` along the token orders of the call, if any; `lse` is then empty unless it is returned."""
         call, dtype = self.arguments, self.arguments.dtype
         query, key, value, mask, *_ = call.inputs
         rows = query.to(dtype), key.to(dtype), value.to(dtype)
@@ -62,14 +62,14 @@ class RankAttention:
         return self.attend_in_order(rows, mask, bias)
 
     def bias(self, rows: Sequence[Tensor], given: Bias | None) -> LoweredBias | None:
-        """What a given bias is to query, key and value of this rank."""
+        """Lower a bias for query, key and value of this rank."""
         if given is None:
             return None
         first, kv_heads = self.cuts[self.comm.rank], rows[1].shape[2]
         return rank_bias(given, rows[0], self.arguments.pattern, kv_heads, first, self.cuts[-1])
 
     def attend(self, inputs: Inputs, pattern: Pattern) -> tuple[Tensor, Tensor]:
-        """`(out, lse)` of rows that lie in the order of their attention."""
+        """Compute `(out, lse)` of rows that lie in the order of their attention."""
         out, lse = AttentionOverRanks.apply(self.context(inputs, pattern), *flat(inputs))  # type: ignore[no-untyped-call]
         return out, lse
 
@@ -86,7 +86,7 @@ class RankAttention:
         return PassContext(op, self.comm, plan, len(query), query.device, self.gradients, self.comm.exchanges)
 
     def attend_in_order(self, rows: Sequence[Tensor], mask: Tensor | None, bias: LoweredBias | None) -> tuple[Tensor, Tensor]:
-        """`(out, lse)` of row-major query, key and value along the token orders; `lse` is empty unless it is returned."""
+        """Compute `(out, lse)` of row-major rows along the token orders; `lse` is empty unless it is returned."""
         call, pattern, sink = self.arguments, self.arguments.pattern, self.arguments.inputs.sink
         orders, first = used_orders(call.orders, first_head(pattern), rows[1].shape[2])
         reordering = Reordering(self.comm, orders, self.cuts, first, rows[1].shape[2])

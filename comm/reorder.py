@@ -29,7 +29,7 @@ class MessageRows:
 
 @dataclass(frozen=True)
 class ReorderPlan:
-    """How a rank's rows of the row-major sequence become its rows along an order; messages are by rank and then by place."""
+    """Moves a rank's rows of the row-major sequence to their places along an order; messages are by rank and then by place."""
 
     row_major: MessageRows
     along: MessageRows
@@ -40,7 +40,7 @@ class ReorderPlan:
 
 
 def reorder_plan(order: TokenOrder, cuts: tuple[int, ...], rank: int, device: torch.device) -> ReorderPlan:
-    """The plan of a rank, whose rows are `cuts[rank] .. cuts[rank + 1] - 1` in either order; kept in the cache of patterns."""
+    """Return the plan of a rank that holds rows `cuts[rank] .. cuts[rank + 1] - 1` in either order, from the pattern cache."""
     kept: ReorderPlan = order.kept(("moves", cuts, rank, device), partial(_reorder_plan, order, cuts, rank, device))
     return kept
 
@@ -154,7 +154,7 @@ def reorder_inputs(reordering: Reordering, rows: list[Tensor], mask: Tensor | No
 
 
 def reorder_positions(reordering: Reordering, positions: Tensor) -> list[Tensor]:
-    """Positions `(batch or 1, rows, dims)` of a rank's rows along the order of each key/value head; they have no gradients."""
+    """Move positions `(batch or 1, rows, dims)` along the order of each key/value head; they have no gradients."""
     several = len(reordering.orders) > 1
     by_head = positions[:, :, None].expand(-1, -1, reordering.kv_heads if several else 1, -1)
     with reordering.comm.broken_by_errors():
@@ -163,13 +163,13 @@ def reorder_positions(reordering: Reordering, positions: Tensor) -> list[Tensor]
 
 
 def restore_outputs(reordering: Reordering, *results: Tensor) -> list[Tensor]:
-    """Results `(batch, rows, heads, ...)` back in row-major order; differentiable."""
+    """Move results `(batch, rows, heads, ...)` back into row-major order; differentiable."""
     moved = _Reorder.apply(reordering, True, "results put back in order", *results)  # type: ignore[no-untyped-call]
     return list(moved)
 
 
 def fingerprint(order: TokenOrder | None) -> str:
-    """Return what an order is made from, or a digest of it, for ranks to compare; empty for None. Raises TypeError."""
+    """Return a text by which ranks compare token orders; empty for None. Raises TypeError for no TokenOrder."""
     if order is None:
         return ""
     check_order(order)

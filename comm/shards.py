@@ -30,7 +30,7 @@ from dilkit.pattern import Pattern
 
 
 def shard(x: Tensor, comm: Comm, pattern: Pattern | None = None, dim: int = 1, order: TokenOrder | None = None) -> Tensor:
-    """This rank's shard of `x` along `dim`, a copy; every rank holds `x` whole. Differentiable.
+    """Return this rank's shard of `x` along `dim`, a copy; every rank holds `x` whole. Differentiable.
 
         shard(x) = x[:, cuts[rank] : cuts[rank + 1]]        cuts = shard_cuts(seq, world_size, pattern)
 
@@ -58,7 +58,7 @@ def shard(x: Tensor, comm: Comm, pattern: Pattern | None = None, dim: int = 1, o
 
 
 def unshard(x: Tensor, comm: Comm, dim: int = 1, order: TokenOrder | None = None) -> Tensor:
-    """The whole sequence on every rank: the shards of all ranks put together along `dim` (an all-gather), without gradients.
+    """Gather the whole sequence on every rank: all shards, put together along `dim`, without gradients.
 
     `x` is this rank's shard, of any dtype; shards may differ in length along `dim` alone. With the `order` that the tokens are
     in, they are put back into row-major order. It is for looking at results: in training each rank has its part of the loss.
@@ -86,7 +86,7 @@ def unshard(x: Tensor, comm: Comm, dim: int = 1, order: TokenOrder | None = None
 def load_shard(
     path: str | Path, comm: Comm, pattern: Pattern | None = None, dtype: Any = None, order: TokenOrder | None = None
 ) -> Tensor:
-    """This rank's shard of a file of tokens, a tensor `(rows, ...)`; nothing else of the file is read.
+    """Load this rank's shard of a file of tokens, a tensor `(rows, ...)`; nothing else of the file is read.
 
     `path` is an `.npy` file of shape `(seq, ...)`, or a raw file of numbers of numpy dtype `dtype`, `(seq,)`. `pattern` and
     `order` are those of `shard`.
@@ -123,7 +123,7 @@ def positions(
     *,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """The positions in the sequence of this rank's `rows` rows, int64 `(rows,)`: for rotary embeddings.
+    """Return the positions in the sequence of this rank's `rows` rows, int64 `(rows,)`, for rotary embeddings.
 
     With the `order` that the tokens were put in before they were sharded, these are their row-major positions. With `cu_seqlens`
     int32 `(sequences + 1,)`, the packed sequences of all shards together, each row has its position in its own sequence. All
@@ -195,7 +195,7 @@ _MALFORMED = (
 
 
 def mapped_tokens(path: str | Path, dtype: Any) -> Any:
-    """The tokens in a file, `(seq, ...)`. Raises TypeError or ValueError for a path, a file or a dtype that does not fit."""
+    """Map the tokens of a file, `(seq, ...)`. Raises TypeError or ValueError for a path, file or dtype that does not fit."""
     check_type("path", path, (str, os.PathLike), "a path is needed")
     path = Path(path)
     check_regular(path, path.stat(), most=sys.maxsize)

@@ -162,24 +162,24 @@ def start_processes(commands: Sequence[list[str]], variables: Sequence[Mapping[s
 def launch(
     kind: str, size: int, arguments: Sequence[str], *, threads: int = 1, limit: float = 120.0, options: Sequence[str] = ()
 ) -> Ended:
-    """`start` such a job and run it to its end; after `limit` seconds all is killed, and the exit code is `LATE`."""
+    """Run a job as of `start` to its end; after `limit` seconds all is killed, and the exit code is `LATE`."""
     return start(kind, size, arguments, threads=threads, options=options).finish(limit)
 
 
 def transports() -> tuple[str, ...]:
-    """What can start processes here: "mpi" if `mpirun` and mpi4py find each other, and "torch"."""
+    """Return the kinds of jobs that can be started here: "torch", and "mpi" if `mpirun` and mpi4py fit each other."""
     return ("mpi", "torch") if mpi_version() else ("torch",)
 
 
 @lru_cache(maxsize=1)
 def mpi_version() -> str:
-    """Which MPI `mpirun` and mpi4py both are; empty where one is missing, or they do not belong together."""
+    """Return the MPI library that `mpirun` and mpi4py share; empty if one is missing or they differ."""
     launchers = mpi_launchers()
     return mpi_hello(launchers[0], limit=60.0)[0] if launchers else ""
 
 
 def mpi_hello(mpirun: Path, limit: float) -> tuple[str, str]:
-    """Let 2 ranks of mpi4py add up ones: the name of their MPI, empty if that fails; and what they printed."""
+    """Run a sum over 2 ranks of mpi4py. Returns the name of their MPI, empty on failure, and their output."""
     ended = start("mpi", 2, ["-c", _HELLO], mpirun=str(mpirun)).finish(limit)
     lines = [line for line in ended.text.splitlines() if line.startswith("2 ")]
     greeting = " ".join(lines[0].removeprefix("2 ").strip("\0").replace("Version:", "").split()) if lines else ""
@@ -194,7 +194,7 @@ print(MPI.COMM_WORLD.allreduce(1), MPI.Get_library_version().split(',')[0].split
 
 
 def mpi_launchers() -> list[Path]:
-    """Every `mpirun`: that of this environment, then those on the path, one that has two names once; else `mpiexec`."""
+    """Return every `mpirun`, that of this environment first, then those on the path; else `mpiexec`."""
     on_path = [shutil.which(name) for name in ("mpirun", "mpirun.openmpi", "mpirun.mpich")]
     places = [Path(sys.prefix, "bin", "mpirun"), *(Path(launchers) for launchers in on_path if launchers)]
     launchers = {path.resolve(): path for path in reversed(places) if path.exists()}

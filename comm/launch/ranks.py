@@ -55,7 +55,7 @@ def run_ranks(kind: str, work: Work, *, world_size: int = 1, timeout: float = 30
 
 
 def connect(kind: str, timeout: float) -> Comm:
-    """The transport of this process: "mpi", or "torch" (gloo, and NCCL where each rank of the host has a GPU of its own)."""
+    """Make the transport of this process: "mpi", or "torch" (gloo, and NCCL if each rank of the host has a GPU of its own)."""
     from dilkit.comm import MPIComm, TorchComm
 
     if kind == "mpi":
@@ -87,12 +87,12 @@ def _worst(codes: Sequence[int]) -> int:
 
 
 def _share_of_cores(ranks: int) -> contextlib.AbstractContextManager[int]:
-    """Within the block, torch computes with a share of this process's cores, those being shared by so many ranks."""
+    """Within the block, torch computes with this process's cores divided by `ranks`."""
     return torch_threads(torch.get_num_threads() if environment.threads_are_set() else max(1, usable_cores() // ranks))
 
 
 def _ranks_beside(comm: Comm) -> int:
-    """How many ranks compute on the cores of this one, itself included: mpirun may bind each to cores of its own."""
+    """Count the ranks that compute on the cores of this one, itself included: mpirun may bind each to its own cores."""
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {0}
     mine = platform.node(), sum(1 << core for core in cores)
     shared = comm.share(f"{mine[0]} {mine[1]:x}".encode(), "hosts and cores")

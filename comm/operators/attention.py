@@ -29,7 +29,7 @@ from dilkit.problem import DTYPES
 
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 _TAGS = tuple(getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name))
-"""What is sent is not in a CUDA graph. torch 2.6 does not know the tag; it captures nothing that has results on the CPU."""
+"""Tags that keep exchanges out of CUDA graphs. torch 2.6 lacks the tag; it captures nothing that has results on the CPU."""
 
 _FORMAT = "3"
 """The beginning of every call: change it with `encode` and with what autograd does, because torch.compile keeps whole graphs on
@@ -54,7 +54,7 @@ backward_op = torch.ops.dilkit.attention_over_ranks_backward.default
 
 
 def can_be_compiled(given: Arguments) -> bool:
-    """Whether the operator can be given these arguments, right or wrong. Others, such as orders and biases, break the graph."""
+    """True if the operator takes these arguments, valid or not. Others, such as orders and biases, break the graph."""
     query, key, value, *others = given.inputs
     tensors = [query, key, value, *(x for x in others if x is not None)]
     names = given.backend if isinstance(given.backend, (list, tuple)) else (given.backend,)
@@ -71,7 +71,7 @@ def can_be_compiled(given: Arguments) -> bool:
 
 
 def attend(given: Arguments, comm: Comm) -> tuple[Tensor, Tensor]:
-    """`(out, lse)`, by the operator. `torch.compile` traces this function, which raises nothing and waits for nobody."""
+    """Compute `(out, lse)` by the operator. `torch.compile` traces this function, which raises nothing and waits for nobody."""
     inputs = given.inputs
     query, key, value = (x.to(given.dtype) if x.dtype in _DTYPES else x for x in inputs[:3])
     numbers = given.scale, given.dropout_p
@@ -109,7 +109,7 @@ class Call(NamedTuple):
 
 
 def encode(given: Arguments, comm: Comm) -> str:
-    """The call as text. This is traced, so that code is compiled again where an option changes."""
+    """Return the call as text. This is traced, so that code is compiled again where an option changes."""
     options = tuple([getattr(given, name) for name in _OPTIONS])
     return f"{(_FORMAT, comm.handle, given.requires_grad, given.gradients, given.pattern.to_json(), options)!r}"
 
@@ -120,7 +120,7 @@ _parsing = threading.Lock()
 
 @lru_cache(maxsize=256)
 def decode(text: str) -> Call:
-    """The call that `encode` wrote. Raises ValueError for any other text."""
+    """Return the call that `encode` wrote. Raises ValueError for any other text."""
     try:
         with _parsing:
             return Call(*ast.literal_eval(text))
@@ -165,7 +165,7 @@ def _backward(dout: Tensor | None, dlse: Tensor | None, *given: Any) -> tuple[Te
 def _fake_forward(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sink: Any, scale: Any, dropout_p: Any, text: str, *_: Any
 ) -> tuple[Tensor, ...]:
-    """Tensors of the shapes of the results. How many rows come is not known before they are agreed on."""
+    """Make tensors of the shapes of the results. Row counts are unknown before ranks agree on them."""
     size = decode(text).comm.size
     # Of inputs that the operator refuses, too: it does so when it runs, so that all ranks know of it.
     out, lse = boundary.empty_outputs(query) if query.dim() == 4 else (query.new_empty(query.shape), query.new_empty(0))

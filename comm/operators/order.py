@@ -22,11 +22,11 @@ token_op: Callable[[Tensor], Tensor] = torch.ops.dilkit.exchange_token.default
 saved. A mere result, or a view, is not, and so the first checkpoint would be computed again before the second."""
 
 _LATEST: dict[str, WeakKeyDictionary[Any, Tensor]] = {"forward": WeakKeyDictionary(), "backward": WeakKeyDictionary()}
-"""By pass, and by the graph being traced: the token of its latest operator."""
+"""The token of the latest operator, by pass and by the graph being traced."""
 
 
 def in_order(kernel: Callable[..., Any], phase: str) -> Callable[..., Any]:
-    """Return `kernel` of an operator under the Autograd key; its last argument, `after`, is filled in while a graph is traced."""
+    """Wrap an operator's Autograd `kernel`, to pass it the token of the operator before as `after` while a graph is traced."""
 
     def call(*inputs: Any) -> Any:
         graph = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL)
@@ -41,7 +41,7 @@ def in_order(kernel: Callable[..., Any], phase: str) -> Callable[..., Any]:
 
 
 def below_autograd(operator: Callable[..., Any]) -> Callable[..., Any]:
-    """`operator` as its kernel under the Autograd key, which records nothing."""
+    """Return a kernel of `operator` for the Autograd key that records no gradient."""
 
     def call(*inputs: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():

@@ -28,7 +28,7 @@ def first_row(
     order: TokenOrder | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[int, int]:
-    """The number of this rank's first row, and the rows of all ranks. Raises what `positions` raises, on every rank."""
+    """Return the number of this rank's first row and of all rows. Raises as `positions`, on every rank."""
 
     def facts() -> dict[str, Any]:
         if integer("rows", rows, at_least=0) > MAX_TOKENS:
@@ -50,7 +50,7 @@ def first_row(
 
 
 def positions_of(rows: int, comm: Comm, device: torch.device | str | None) -> Tensor:
-    """The positions of this rank's rows, by the operator. `torch.compile` traces this function."""
+    """Return the positions of this rank's rows by the operator. `torch.compile` traces this function."""
     like = torch.empty(0, dtype=torch.int64, device=device)  # operators without tensors have no place in their order
     rows_here: Tensor = positions_op(like, rows, comm.handle, None)
     return rows_here

@@ -33,7 +33,7 @@ class CutSequence(NamedTuple):
     plan: ExchangePlan
 
     def rows(self, rank: int, first: int) -> slice:
-        """Where they lie in the shard of a rank that begins at row `first` of the packing."""
+        """Return the slice of these rows in the shard of a rank that begins at row `first` of the packing."""
         low, high = self.plan.cuts[rank : rank + 2]
         return slice(self.start + low - first, self.start + high - first) if low < high else slice(0, 0)
 
@@ -54,7 +54,7 @@ class WholeSequences(NamedTuple):
 
 @dataclass(frozen=True)
 class PackedPlan:
-    """What the ranks compute and send for one call with packed sequences. Rank t holds the rows `cuts[t] .. cuts[t + 1] - 1`.
+    """Computation and exchanges of ranks for one call with packed sequences. Rank t holds the rows `cuts[t] .. cuts[t + 1] - 1`.
 
     `starts`: where the sequences begin, and the end of the last. `schedule` and `keep` are those of `ExchangePlan`. Making it
     sends nothing.
@@ -85,7 +85,7 @@ class PackedPlan:
         starts = tuple(integer(f"starts[{i}]", start) for i, start in enumerate(self.starts))
         if not starts or starts[0] != 0 or starts[-1] != self.cuts[-1] or any(a > b for a, b in pairwise(starts)):
             raise ValueError(
-                f"starts={starts} must grow from 0 to the {self.cuts[-1]} rows of all ranks, a sequence from each to the next"
+                f"starts={starts} must grow from 0 to the {self.cuts[-1]} rows of all ranks: first rows, then the end"
             )
         object.__setattr__(self, "starts", starts)
         lengths = sorted({stop - start for start, stop in pairwise(starts) if start < stop})
@@ -95,7 +95,7 @@ class PackedPlan:
 
     @cached_property
     def cut_sequences(self) -> tuple[CutSequence, ...]:
-        """Those that several ranks hold, in their order."""
+        """The sequences that several ranks hold parts of, in order."""
         pieces = []
         for i in sorted({bisect_right(self.starts, cut) - 1 for cut in self.cuts[1:-1]}):
             start, stop = self.starts[i : i + 2]
@@ -109,7 +109,7 @@ class PackedPlan:
         return exchange_plan(self.pattern, cuts, self.heads, self.kv_heads, **options)
 
     def whole(self, rank: int) -> WholeSequences:
-        """The sequences that a rank has whole."""
+        """Return the sequences that lie entirely within a rank."""
         if not 0 <= integer("rank", rank) < len(self.cuts) - 1:
             raise ValueError(f"rank={rank} is no rank of this plan; ranks are 0 to {len(self.cuts) - 2}")
         first, last = self.cuts[rank : rank + 2]
@@ -117,12 +117,12 @@ class PackedPlan:
         return WholeSequences(tuple(start - first for start in here))
 
     def bytes(self, rank: int, phase: str, *, head_dim: int, dtype: str, gradients: str = "qkv") -> int:
-        """Bytes of rows that a rank sends in the "forward" or the "backward" phase of one call."""
+        """Count the bytes of rows that a rank sends in the "forward" or the "backward" phase of one call."""
         sizes: dict[str, Any] = dict(head_dim=head_dim, dtype=dtype, gradients=gradients)
         return sum(cut.plan.bytes(rank, phase, **sizes) for cut in self.cut_sequences)
 
     def work(self, rank: int) -> int:
-        """Query-key pairs that a rank computes, over all heads, a key seen by several branches counting each time."""
+        """The number of query-key pairs that a rank computes in all heads; a key counts once per branch that sees it."""
         options: dict[str, Any] = dict(kv_heads=self.kv_heads, is_causal=self.is_causal)
         alone: int = sum(self.pattern.flops(n, self.heads, 1, **options) // 4 for n in self.whole(rank).lengths)
         return alone + sum(cut.plan.work(rank) for cut in self.cut_sequences)
@@ -131,7 +131,7 @@ class PackedPlan:
 def share_sequences(
     lengths: Sequence[int], world_size: int, pattern: Pattern, heads: int, *, is_causal: bool = False
 ) -> tuple[tuple[int, ...], ...]:
-    """For each rank the sequences that it gets whole, as ascending numbers into `lengths`, so that ranks have about equal work.
+    """Assign whole sequences to ranks of about equal work: for each rank, ascending indices into `lengths`.
 
     Work is query-key pairs (`Pattern.flops`). The sequence with the most goes first, each to the rank with the least so far. So
     the busiest rank has at most 4/3 of the work that it would have at best (Graham, 1969). Each rank packs its own and calls
@@ -182,7 +182,7 @@ def packed_cuts(lengths: Sequence[int], world_size: int, pattern: Pattern | None
 
 
 def _nearest(cut: int, starts: tuple[int, ...], segments: Sequence[int], slack: int) -> int:
-    """The place within `slack` of `cut` where a sequence begins, or as many segments as possible of the one that is cut."""
+    """Return the cut within `slack` of `cut` at which a sequence begins, or which keeps most segments of a sequence whole."""
     after = bisect_left(starts, cut)
     first = starts[after - 1]
     steps = [step for step in accumulate(sorted(segments), lcm) if step < starts[after] - first]

@@ -149,7 +149,7 @@ def local_forward(
     inputs: Inputs,
     bias: RankBias | None,
 ) -> tuple[Tensor, Tensor]:
-    """`out` like `query`, contiguous, and `lse` `(batch, seq, heads)`; 0 and -inf where nothing is seen within the shard."""
+    """Compute `out` like `query`, contiguous, and `lse` `(batch, seq, heads)`; 0 and -inf where the shard shows no key."""
     query, results = inputs.query, None
     for local in ranges:
         rows = slice(*local[:2])

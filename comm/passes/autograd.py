@@ -49,7 +49,7 @@ def differentiable_once(backward: Callable[..., tuple[Any, ...]]) -> Callable[..
     """Make `backward` of an autograd function return results that raise where they are differentiated again.
 
     torch's `once_differentiable` takes the results for constants if no gradient that comes in has a graph, though they depend on
-    what the forward pass saved: a penalty on gradients would be left out without a word.
+    what the forward pass saved: a penalty on gradients would be left out silently.
     """
 
     @functools.wraps(backward)
@@ -90,7 +90,7 @@ class PassContext:
     batch: int
     device: torch.device
     gradients: str
-    """Of which inputs a rank asks for gradients: "qkv" or a part of it, the same on all ranks."""
+    """Inputs that some rank needs gradients of: "qkv" or a part of it, the same on all ranks."""
     began: int
     """The transport's `exchanges` when the forward pass began, by which the backward pass knows its call."""
 
@@ -102,7 +102,7 @@ class PassContext:
         return tuple([index_tables(*of_rank, branches, *facts) for branches in self.plan.rounds])
 
     def zero_keys(self, query: Tensor) -> ZeroKeys | None:
-        """The keys that segments are padded with, as this rank's rows see them; None where there are none."""
+        """Return the padding keys of segments that this rank's rows see; None without any."""
         plan = self.plan
         if plan.pattern.tail == "exact" or plan.is_causal:
             return None
@@ -150,9 +150,9 @@ class AttentionOverRanks(torch.autograd.Function):
 
 
 def backward_pass(context: PassContext, dout: Tensor | None, dlse: Tensor | None, saved: Saved) -> tuple[Tensor | None, ...]:
-    """Gradients of query, key, value and the weights of a bias; None for `dout` and `dlse` `(batch, heads, seq)` is 0.
+    """Compute the gradients of query, key, value and the weights of a bias. None as `dout` or `dlse` means 0.
 
-    Of inputs for which no rank asks for gradients they are None.
+    `dlse`: `(batch, heads, seq)`. The gradient of an input is None if no rank asks for it.
     """
     inputs, out, lse, held = saved
     with context.comm.broken_by_errors():
@@ -176,7 +176,7 @@ def backward_pass(context: PassContext, dout: Tensor | None, dlse: Tensor | None
 
 
 def gradient_of_sink(dout: Tensor | None, dlse: Tensor | None, saved: Saved) -> Tensor | None:
-    """The gradient of the sink, from this rank's rows alone; None where there is no sink."""
+    """Compute the gradient of the sink from this rank's rows alone; None without a sink."""
     sink, query = saved.inputs.sink, saved.inputs.query
     if sink is None:
         return None
@@ -238,7 +238,7 @@ def _backward(
 def _through_lse(
     context: PassContext, dlse: Tensor | None, inputs: Inputs, lse: Tensor, held: QKVRows | None
 ) -> tuple[Tensor, ...]:
-    """Gradients of query, key and weights through `lse`, `dlse` `(batch, heads, seq)`. Dropout leaves `lse` as it is."""
+    """Compute gradients of query, key and weights through `lse`; `dlse`: `(batch, heads, seq)`. Dropout does not change `lse`."""
     op = context.op
     context = replace(context, op=replace(op, options=op.options._replace(dropout_p=0.0), seed=None))
     inputs = inputs._replace(value=inputs.value.new_zeros(()).expand(inputs.value.shape))

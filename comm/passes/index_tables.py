@@ -130,7 +130,7 @@ Starts = dict[tuple[str, int, int], int]
 def _layouts(
     messages: dict[tuple[int, int], Message], every: set[str], world_size: int, batch: int
 ) -> tuple[dict[str, list[int]], dict[str, Starts]]:
-    """For each choice of roles, the rows of each rank's message, and where those of each role and branch begin."""
+    """Return, for each choice of roles, the rows of each rank's message and where each role and branch begins in it."""
     counts, starts = {roles: [0] * world_size for roles in every}, dict[str, Starts]()
     by_rank = [
         (branch, rank, message_rows(messages[branch, rank])) for branch, rank in sorted(messages, key=lambda key: key[::-1])

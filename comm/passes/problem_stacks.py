@@ -139,7 +139,7 @@ def _index_tensors(
 
 
 def _filled_rows(sides: Sequence[Side], slot: int, rows: int, width: int, batch: int, runs: RunsByRows) -> Tensor:
-    """The row numbers of one side of all tiles. The last row of a span fills its slot, that of a side all up to `rows`.
+    """Return row numbers of one side of all tiles. A span's last row fills up its slot, and a side's last row its rest.
 
     Such a row has seen the same keys, so that its lse is one that they may have in a backward pass.
     """
@@ -158,7 +158,7 @@ def _filled_rows(sides: Sequence[Side], slot: int, rows: int, width: int, batch:
 def _real(
     sides: Sequence[Side], excluded: Sequence[tuple[int, ...]], slot: int, rows: int, width: int, batch: int
 ) -> Tensor | None:
-    """Rows of one side of all tiles that are no stand-ins, nor at excluded positions; None: all."""
+    """Select the rows of one side of all tiles that are neither padding nor excluded; None: all."""
     real = np.zeros((len(sides), rows), np.bool_)
     for line, side, edges in zip(real, sides, excluded, strict=True):
         filled = 0

@@ -40,7 +40,7 @@ class RankBias:
         return self.positions[:, :, None].expand(batch, -1, heads, -1)
 
     def of_stack(self, stack: ProblemStack, queries: Tensor | None, keys: Tensor | None) -> LoweredBias:
-        """Return the bias of a stack of the same heads; `queries` and `keys` `(n, dims)`: positions, by `results` and `flags`."""
+        """Return the bias of a stack of equal problems; `queries`, `keys` `(n, dims)`: positions, by `results` and `flags`."""
         assert queries is not None
         assert keys is not None
         queries = queries.index_select(0, stack.results).view(-1, stack.rows, stack.width, self.form.dims)[:, :, 0]
@@ -73,7 +73,7 @@ def bias_fingerprint(bias: Bias) -> str:
 
 
 def rank_bias(bias: Bias, query: Tensor, pattern: Pattern, kv_heads: int, first: int, seq: int) -> LoweredBias:
-    """Return the bias of a rank whose rows begin at `first` in a sequence of `seq`, with positions. Raises ValueError."""
+    """Return a rank's bias with positions; its rows begin at `first` of `seq`. ValueError for a bias that does not fit."""
     fitted, rows = fitting(bias, query, pattern, kv_heads), query.shape[1]
     if fitted.by_row:
         return lowered(fitted, query.dtype, slice(0, rows))

@@ -255,7 +255,7 @@ class RingSegment:
 
     @property
     def stack_bytes(self) -> int:
-        """About the bytes of the stacks of all hops."""
+        """About the bytes that the stacks of all hops take."""
         keys = [len(self.keys), *(rows for rows in self.receives if rows is not None)]
         return NUMBER_BYTES * (len(keys) * len(self.queries) + sum(keys))
 

@@ -58,12 +58,12 @@ def add_rows(x: Tensor, rows: Tensor, more: Tensor) -> None:
 
 
 def pack_columns(*columns: Tensor) -> Tensor:
-    """Columns `(rows, width)` of any dtypes side by side, as bytes `(rows, bytes)`."""
+    """Join columns `(rows, width)` of any dtypes side by side, as bytes `(rows, bytes)`."""
     return torch.cat([column.contiguous().view(torch.uint8) for column in columns], dim=1)
 
 
 def unpack_columns(rows: Tensor, *columns: tuple[int, torch.dtype]) -> list[Tensor]:
-    """The columns that `pack_columns` joined, given as `(width, dtype)`."""
+    """Split what `pack_columns` joined into columns of these `(width, dtype)`."""
     sizes = [width * dtype.itemsize for width, dtype in columns]
     parts = torch.split(rows, sizes, dim=1)
     # A single row counts as contiguous wherever it begins, but numbers must begin where their size divides the address.

@@ -73,7 +73,7 @@ class BranchExchange(ABC):
         """Yield the problems of a rank with the rows that it receives: rows at equal steps, so that weights can be dropped."""
 
     def in_slots(self, rank: int) -> Iterator[SmallProblem]:
-        """Yield the same in as few problems as there can be."""
+        """Yield `problems` packed into as few problems as possible."""
         return self.problems(rank)
 
     @property

@@ -246,7 +246,7 @@ class ExchangePlan:
         return _ARRAYS * (shards + 8 * self.world_size * len(self.exchanges))
 
     def positions(self, rank: int) -> range:
-        """The positions in the sequence of the rows that a rank holds."""
+        """Return the positions in the sequence of the rows that a rank holds."""
         rank = self._rank(rank)
         return range(*self.cuts[rank : rank + 2])
 
@@ -308,7 +308,7 @@ class ExchangePlan:
         position_dims: int = 0,
         gradients: str = "qkv",
     ) -> int:
-        """Bytes of rows that a rank sends in the "forward" or the "backward" phase of one call; what `Comm.sent_bytes` counts.
+        """Count the bytes that a rank sends in the "forward" or "backward" phase of one call, as `Comm.sent_bytes` does.
 
         The other arguments are those of `dilkit.comm.Rows`.
         """
@@ -316,11 +316,11 @@ class ExchangePlan:
         return int(self.traffic(phase, rows).sent[self._rank(rank)])
 
     def all_bytes(self, phase: str, *, head_dim: int, dtype: str, batch: int = 1, key_padding_mask: bool = False) -> IntArray:
-        """`bytes` of all ranks, `(world_size,)`."""
+        """Return `bytes` of all ranks, `(world_size,)`."""
         return self.traffic(phase, Rows(head_dim, dtype, batch, key_padding_mask)).sent
 
     def traffic(self, phase: str, rows: Rows, branch: int | None = None) -> PhaseTraffic:
-        """Bytes that all ranks send and receive in a phase, by what is sent; of one branch alone if it is given."""
+        """Count the bytes that all ranks send and receive in a phase, by what is sent; of one `branch` alone if given."""
         one_of("phase", phase, PHASES)
         self._check_countable(rows)
         branches = range(len(self.routes)) if branch is None else [branch]
@@ -329,7 +329,7 @@ class ExchangePlan:
         return sum(traffic[1:], traffic[0])
 
     def explain(self, rows: Rows | None = None) -> str:
-        """For each branch its route, how many ranks it takes, what moves, and why: what the other routes would move.
+        """Explain for each branch its route, its number of ranks, what moves, and what other routes would move.
 
         `rows` (`dilkit.comm.Rows`) says how large rows are; by default 64 numbers in float32, and a batch of 1.
         """
@@ -338,7 +338,7 @@ class ExchangePlan:
         return explanation(self, rows or Rows(64, "float32"))
 
     def candidates(self, branch: int) -> Mapping[int, int]:
-        """Rows of the busiest rank in a forward pass (sent or received, the larger), by group size, as "auto" compares them.
+        """Count the rows through the busiest rank of a forward pass by group size: the numbers that "auto" compares.
 
         The size 1 is "gather", the largest "scatter"; empty for a branch whose segments are all within ranks, or that has none.
         """
@@ -368,7 +368,7 @@ def exchange_plan(
     fuse_branches: bool = True,
     keep: str = "rows",
 ) -> ExchangePlan:
-    """The `ExchangePlan` for these shards, made once and kept in the cache of patterns (`dilkit.plan`).
+    """Return the `ExchangePlan` for these shards from the pattern cache (`dilkit.plan`).
 
     `cuts` say where shards begin, as `shard_cuts` makes them; `kv_heads` defaults to `heads`; the rest as in `ExchangePlan`,
     which also says what is raised.

@@ -43,7 +43,7 @@ def by_head(branch: int, rows: Iterable[SharedRows]) -> list[HeadRows]:
 
 
 class RowSpan(NamedTuple):
-    """`size` of the rows `rows`, from number `first` on, every `step`-th. A negative step goes backwards."""
+    """`size` of the rows `rows` of a message: number `first`, then every `step`-th, backwards if `step` is negative."""
 
     rows: HeadRows
     first: int
@@ -68,7 +68,7 @@ def whole(rows: Iterable[HeadRows]) -> Side:
 
 
 def length(side: Side, slot: int = 1) -> int:
-    """Return the rows of a side, where each span fills whole slots."""
+    """Count the rows of a side, with each span rounded up to whole slots."""
     return sum(-(-span.size // slot) * slot for span in side)
 
 
@@ -94,7 +94,7 @@ class SmallProblem(NamedTuple):
     have different `key_group`s: a stack has each of its rows once. Excluded positions are `(start, stop, start, stop, ...)`.
 
     With a `slot` of several rows, each span of a side begins with a slot, and `pattern` holds for slots. Where a span does not
-    fill its last slot, stand-ins do, which see nothing.
+    fill its last slot, fillers do, which see nothing.
     """
 
     queries: Side

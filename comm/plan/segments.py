@@ -55,7 +55,7 @@ class SegmentExchange(BranchExchange):
         return segment_tokens(self.form, self.seq)
 
     def _local_rows(self, start: int, stop: int) -> tuple[int, int]:
-        """The rows of `start .. stop - 1` whose segment is whole there; `(start, start)` if there are none."""
+        """Return the rows of `start .. stop - 1` whose segment lies within them; `(start, start)` if there are none."""
         length = self._length
         first, last = -(-start // length) * length, self.seq if stop == self.seq else stop // length * length
         return (first, last) if first < last else (start, start)
@@ -65,7 +65,7 @@ class SegmentExchange(BranchExchange):
         return (first, last, self.branch) if first < last else None
 
     def _own_shards(self, rank: int) -> list[SegmentShards]:
-        """The segments whose rows a rank sends itself; those within its shard first."""
+        """Return the segments whose rows a rank sends itself; those within its shard first."""
         if not self.one_by_one:
             return [self.shards]
         assert isinstance(self.form, Segments)
@@ -253,7 +253,7 @@ class SegmentShards:
 
     @property
     def rows_by_group(self) -> tuple[IntArray, IntArray, IntArray]:
-        """`(lines, heads)` each: rows of the segment before the group of a shard, up to the end of that group, and in all."""
+        """Count the rows of each segment before a shard's group, up to its end, and in all: `(lines, heads)` each."""
         first, last = (np.flatnonzero(np.diff(self.group, **end)) for end in (dict(prepend=-1), dict(append=len(self.group))))
         every = self.rows_through[self.segment_bounds[1:] - 1][self.segment]
         return self.rows_before[first][self.group], self.rows_through[last][self.group], every
@@ -290,7 +290,7 @@ class SegmentShards:
 
 
 def segment_shards(pattern: Pattern, branch: int, cuts: tuple[int, ...], heads: int, kv_heads: int) -> SegmentShards:
-    """Return the segments of a branch that are not within one rank; of a stride they are its residue classes."""
+    """Return the segments of a branch that cross ranks; for a strided branch, its residue classes."""
     edges, seq = np.array(cuts, np.int64), cuts[-1]
     forms, inner = shardable_forms(pattern, seq, heads, kv_heads)[branch], edges[1:-1]
     served, form = served_heads(forms, heads, kv_heads), forms[0]

@@ -60,7 +60,7 @@ def _are_shardable(forms: Forms, heads: Heads) -> bool:
 
 
 def is_stride(forms: Forms) -> bool:
-    """True if a branch shows every so many tokens of the whole sequence: its residue classes are segments."""
+    """True if a branch is a stride over the whole sequence: its residue classes are moved like segments."""
     return isinstance(forms[0], Band) and forms[0].back == forms[0].ahead == UNBOUNDED
 
 
@@ -92,7 +92,7 @@ def why_joint(pattern: Pattern, seq: int, heads: int, kv_heads: int) -> str:
 
 
 def _is_separable(branches: tuple[Forms, ...], heads: int, kv_heads: int) -> bool:
-    """True if each pair counts once where tokens are excluded.
+    """True if every pair is seen by one branch only, once windows leave out the global tokens.
 
     That takes windows of which none serve the same head, and global tokens that are excluded from whole groups of query heads.
     """

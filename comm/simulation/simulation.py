@@ -30,7 +30,7 @@ class Stragglers:
     slowdown: float = 1.5
 
     def slower(self, world_size: int) -> Times:
-        """`(world_size,)`: how many times as long each rank computes."""
+        """Return how many times as long each rank computes, `(world_size,)`."""
         if not 0 <= self.count <= world_size:
             raise ValueError(f"stragglers: {self.count:,} of {world_size:,} ranks cannot be slower; give 0 to {world_size:,}")
         if not real("slowdown", self.slowdown) >= 1:
@@ -67,7 +67,7 @@ class Simulated:
 
 
 def simulate(forecast: Forecast, topology: Topology | None = None, stragglers: Stragglers = Stragglers()) -> Simulated:
-    """A forward and a backward pass of `forecast.plan`, at the speed of `forecast.speed`, on the links of `topology`.
+    """Simulate a forward and a backward pass of `forecast.plan`, at the speed of `forecast.speed`, on the links of `topology`.
 
     None: a flat network of the bandwidth of the speed, and no rank slower. Bytes are those that the plan counts, work is in
     proportion to its pairs.
@@ -90,7 +90,7 @@ def simulate(forecast: Forecast, topology: Topology | None = None, stragglers: S
 
 
 def rows_by_pair(plan: ExchangePlan) -> tuple[Table, Table]:
-    """Return the rows of queries and of keys from rank to rank, but round rings, for a batch of 1; none to itself."""
+    """Count the query rows and key rows that each rank sends each other one, for a batch of 1; ring traffic is left out."""
     tables = np.zeros((2, plan.world_size, plan.world_size))
     for exchange in plan.exchanges:
         if exchange.route.kind not in ("local", "ring"):
@@ -175,7 +175,7 @@ class _Run:
 
 
 class Peer(NamedTuple):
-    """A forward and a backward pass: seconds, bytes that a rank sends, and the most bytes of others' rows that it holds."""
+    """An estimate of another scheme, forward and backward: seconds, bytes a rank sends, most bytes of others' rows it holds."""
 
     seconds: float
     sent: int
@@ -183,30 +183,27 @@ class Peer(NamedTuple):
 
 
 def peers(forecast: Forecast, topology: Topology) -> dict[str, Peer]:
-    """Each of them; Ulysses is left out where there are more ranks than query heads."""
+    """Estimate other schemes by name. Ulysses is left out if there are more ranks than query heads."""
     plan, rows, speed = forecast.plan, forecast.rows, forecast.speed
     others, shard = plan.world_size - 1, -(-plan.seq // plan.world_size) * rows.batch
     block, gradients = shard * plan.kv_heads * rows.key_value_bytes, shard * plan.kv_heads * 2 * rows.row_bytes
     queries = 2 * shard * plan.heads * rows.row_bytes  # and results
     work = float(forecast.flops["total"].sum()) / plan.world_size / speed.flops
     computed, everyone = (1 + speed.backward) * work, np.ones((plan.world_size,) * 2) - np.eye(plan.world_size)
+    byte_to_all = float(delivered(np.zeros(plan.world_size), everyone, topology).received.max())
     ranks, each = np.arange(plan.world_size), np.ones(plan.world_size)
     hops = [
         others * float(handed_over(0 * each, ranks, np.roll(ranks, -1), size * each, topology).received.max())
         for size in (block, block + gradients)
     ]
     around = max(work, hops[0]) + max(speed.backward * work, hops[1]) + 2 * others * speed.latency
-    gathered = computed + sum(_seconds(everyone * size, topology) for size in (block, gradients)) + 2 * speed.latency
+    gathered = computed + (block + gradients) * byte_to_all + 2 * speed.latency
     by_scheme = {
         "full ring": Peer(around, others * (2 * block + gradients), 2 * (block + gradients)),
         "all-gather": Peer(gathered, others * (block + gradients), others * block),
     }
     if plan.world_size <= plan.heads:
         passes = [(one + queries) * others // plan.world_size for one in (block, gradients)]
-        moved = sum(_seconds(everyone * one / max(others, 1), topology) for one in passes)
-        by_scheme["Ulysses"] = Peer(computed + moved + 4 * speed.latency, sum(passes), max(passes))
+        seconds = computed + sum(passes) / max(others, 1) * byte_to_all + 4 * speed.latency
+        by_scheme["Ulysses"] = Peer(seconds, sum(passes), max(passes))
     return by_scheme
-
-
-def _seconds(volume: Table, topology: Topology) -> float:
-    return float(delivered(np.zeros(len(volume)), volume, topology).received.max())

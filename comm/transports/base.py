@@ -19,7 +19,7 @@ from dilkit.comm.transports.records import LONGEST_RECORD, RECORD_BYTES, VERSION
 
 DEFAULT_TIMEOUT = 300.0
 PeerBytes: TypeAlias = "list[tuple[int, Tensor]]"
-"""What is sent to, or received from, other ranks: `(rank, bytes)`."""
+"""Bytes sent to, or received from, other ranks: `(rank, bytes)`."""
 
 
 @dataclass
@@ -41,10 +41,10 @@ class Pending:
     rows: Tensor
     finish: Callable[[], None] | None
     keep: Tensor | None = field(repr=False, default=None)
-    """What is being sent: it must not change, nor be freed, before all is done."""
+    """The tensor being sent: it must not change, nor be freed, before all is done."""
 
     def wait(self) -> Tensor:
-        """The rows received, `(sum(recv_counts), width)`, by source rank."""
+        """Return the rows received, `(sum(recv_counts), width)`, by source rank."""
         if self.finish is not None:
             self.finish()
             self.finish = self.keep = None
@@ -69,13 +69,13 @@ class Comm(ABC):
     timeout: float
     """Seconds that a wait may take before `CommTimeout`."""
     along: str = ""
-    """Which dimension of a device mesh the ranks are counted along, as errors say it: " along 'cp'"; nothing without a mesh."""
+    """The dimension of a device mesh that ranks are counted along, for errors: " along 'cp'"; empty without a mesh."""
     sent_bytes: int
     """Bytes of rows that this rank has sent to others so far; what `share` and `agree` send is not counted."""
     exchanges: int
-    """How many exchanges have begun, those of `share` and `agree` too: the same on all ranks at the same call."""
+    """Number of exchanges that have begun, those of `share` and `agree` too: the same on all ranks at the same call."""
     handle: str
-    """What compiled code finds this transport by, in this process alone."""
+    """Name by which compiled code of this process finds this transport."""
     _version = VERSION
     _record_device = torch.device("cpu")
     """The device on which the rows of `share` have to lie."""
@@ -101,7 +101,7 @@ class Comm(ABC):
         return self._begin(rows, send_counts, received, recv_counts, step)
 
     def share(self, record: bytes, step: str = "record") -> list[bytes]:
-        """The records of all ranks, by rank (an all-gather of short texts). At most 986 bytes each.
+        """Return the records of all ranks, by rank (an all-gather of short texts). At most 986 bytes each.
 
         Raises `PeerLost` for a record that was damaged on its way: ranks go on from there by what records say. Raises
         `PlanMismatch`, on every rank, where ranks run different versions of dilkit: their bits may differ, and what they send.
@@ -163,7 +163,7 @@ class Comm(ABC):
 
     @contextmanager
     def broken_by_errors(self) -> Iterator[None]:
-        """A block in which an error makes this transport unusable, unless it has one rank only.
+        """Within the block, an error makes this transport unusable, unless it has one rank only.
 
         Messages of a broken exchange may still be under way, and the other ranks go on to exchanges that this one does not make.
         """
@@ -206,7 +206,7 @@ _NUMBERS = count()
 
 
 def transport_of(handle: str) -> Comm:
-    """The transport with this handle. Raises RuntimeError if it is gone, or was one of another process."""
+    """Return the transport with this handle. Raises RuntimeError if it is gone, or was one of another process."""
     comm = _TRANSPORTS.get(handle)
     if comm is None:
         raise RuntimeError(
@@ -232,7 +232,7 @@ def staged(
 
 
 def host_copies(parts: PeerBytes, device: torch.device) -> PeerBytes:
-    """Copies of `parts` in host memory, complete when this returns."""
+    """Copy `parts` to host memory; the copies are complete when this returns."""
     copies = [(peer, _host_memory(part).copy_(part, non_blocking=True)) for peer, part in parts]
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
@@ -240,5 +240,5 @@ def host_copies(parts: PeerBytes, device: torch.device) -> PeerBytes:
 
 
 def _host_memory(part: Tensor) -> Tensor:
-    """Pinned for CUDA, so that copies run at the bus's speed. The allocator keeps it until copies from it are done."""
+    """Allocate host memory like `part`, pinned for CUDA: copies then run at the bus's speed, and keep it until they are done."""
     return torch.empty(part.shape, dtype=part.dtype, device="cpu", pin_memory=part.device.type == "cuda")

@@ -80,7 +80,7 @@ class PlanMismatch(CommError, ValueError):
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """`rank 3`, or `ranks 1, 2, 5`."""
+    """Return `rank 3`, or `ranks 1, 2, 5`."""
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
@@ -88,7 +88,7 @@ _installed = False
 
 
 def error_text(error: BaseException, rank: int) -> str:
-    """The traceback of `error`, each line marked with the rank; one line if the fault is another rank's, which shows its own."""
+    """Format the traceback of `error`, each line marked with the rank; one line if the fault is another rank's."""
     if isinstance(error, CommError):
         lines = [f"{type(error).__name__}: {error}"]
     else:

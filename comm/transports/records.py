@@ -21,14 +21,14 @@ VERSION = __version__.encode()[:LONGEST_VERSION]
 
 
 def packed(record: bytes, version: bytes) -> bytes:
-    """`RECORD_BYTES` bytes to send."""
+    """Pack a record into `RECORD_BYTES` bytes."""
     content = version + b"\0" + record
     text = len(content).to_bytes(2, "little") + content
     return (crc32(text).to_bytes(4, "little") + text).ljust(RECORD_BYTES, b"\0")
 
 
 def unpacked(rows: Sequence[bytes], step: str) -> list[bytes]:
-    """The records of all ranks, by rank. Raises `PeerLost` for a wrong checksum, `PlanMismatch` where versions differ."""
+    """Return the records of all ranks, by rank. Raises `PeerLost` for a wrong checksum, `PlanMismatch` if versions differ."""
     sent = [_content(row, rank, step).partition(b"\0") for rank, row in enumerate(rows)]
     versions = [version for version, _, _ in sent]
     common = max(versions, key=versions.count)

@@ -20,7 +20,7 @@ FAULTS = ("drop", "delay", "kill", "corrupt")
 
 
 class Killed(BaseException):
-    """What a rank raises that the fault "kill" ends."""
+    """The exception of a rank that the fault "kill" ends."""
 
 
 @dataclass(frozen=True)

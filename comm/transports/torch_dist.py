@@ -82,7 +82,7 @@ class TorchComm(Comm):
         self._record_device = torch.device("cpu" if "cpu" in self._backends else next(iter(self._backends)))
 
     def abort(self, why: BaseException) -> None:
-        """With gloo, close all connections: ranks that wait for this one fail at once. With others, they wait their time."""
+        """Close gloo's connections, so that ranks waiting for this one fail at once; other backends wait until the timeout."""
         self._broken = f"{type(why).__name__}: {why}"
         if "gloo" in self._backends.values() and self.size > 1:
             # gloo's own abort() leaves connections open. A receive that takes too long closes them all.
@@ -127,7 +127,7 @@ class TorchComm(Comm):
 
 
 def _group_of(group: object) -> object:
-    """The process group of a `DeviceMesh`, which has made it already; a process group, or None, as it is."""
+    """Return the process group of a `DeviceMesh`; a process group, or None, as it is."""
     if hasattr(group, "get_group"):
         return _group_of_mesh(group)
     if group is None or not dist.is_available() or group is dist.GroupMember.NON_GROUP_MEMBER:
@@ -158,7 +158,7 @@ class _Exchange:
     timeout: float
 
     def posted(self, post: Callable[..., Any], parts: PeerBytes, group: dist.ProcessGroup, tag: int) -> list[tuple[int, Any]]:
-        """`post` (isend or irecv) for each part; what to wait for, by peer."""
+        """Call `post` (isend or irecv) for each part; return the requests by peer."""
         works = []
         for peer, part in parts:
             try:

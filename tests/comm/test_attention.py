@@ -5,7 +5,6 @@ import zlib
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from helpers.pairwise import all_but, diagonal, every_pair
 from helpers.ranks import PATTERN, TURNS, assert_counted, assert_right, even_cuts, of_case, uneven_cuts
 from helpers.strategies import patterns_with_heads
 from hypothesis import given, settings, strategies as st
-from torch import Tensor
 
 from dilkit import DilatedSegment, Pattern, SlidingWindow, TokenOrder, use_backend
 from dilkit.comm import ring_dilated_attention, run_threads, shard_cuts
@@ -33,7 +31,7 @@ CASE = Case(feature="over ranks", variant="plain", pattern=PATTERN, seq=101)
 ABLE = on("cpu")
 
 
-def _drawn(case: Case, backend: str) -> tuple[tuple[int, ...], dict[str, Any]]:
+def _drawn(case, backend):
     draw = random.Random(zlib.crc32(f"{case.name} {backend}".encode()))
     world_size = min(draw.randint(2, 8), case.seq)
     joint = case.pattern.overlap == "once" and len(case.pattern.branches) > 1
@@ -46,11 +44,11 @@ def _drawn(case: Case, backend: str) -> tuple[tuple[int, ...], dict[str, Any]]:
 LIST = [case for at, case in enumerate(PROBLEMS) if case.feature == "mix" or at % len(DTYPES) == at // len(DTYPES) % len(DTYPES)]
 
 
-def able_backends(case: Case) -> list[str]:
+def able_backends(case):
     return [name for name in ABLE if _decide(name, case, "cpu", case.gradients).verdict == "picked"]
 
 
-def first_of_six(at: int, case: Case):
+def first_of_six(at, case):
     return pytest.param(at, case, marks=[pytest.mark.slow] if at % 6 else [])
 
 
@@ -150,12 +148,12 @@ DENSE_TOO = Pattern([24, 97], [1, 5])
 """Every row sees a key: its lse is a number."""
 
 
-def on_ranks(world_size: int, function, **options) -> list[Any]:
+def on_ranks(world_size, function, **options):
     cuts = even_cuts(CASE.seq, world_size)
     return run_threads(world_size, lambda comm: function(comm, slice(*cuts[comm.rank : comm.rank + 2])), timeout=20, **options)
 
 
-def _qkv(**options) -> list[Tensor]:
+def _qkv(**options):
     return [torch.randn(2, CASE.seq, 4, 8, **options) for _ in range(3)]
 
 

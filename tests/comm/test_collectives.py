@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from dilkit.comm import PlanMismatch, copy_from_rank, run_threads, sum_over_ranks
 
 SHAPES = [(3, 7), (), (0, 4), (11,)]
 
 
-def drawn(rank: int, dtype: torch.dtype) -> list[Tensor]:
+def drawn(rank, dtype):
     draw = torch.Generator().manual_seed(rank)
     first, *others = (torch.randn(shape, generator=draw).to(dtype) for shape in SHAPES)
     return [first.t(), *others]

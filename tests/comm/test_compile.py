@@ -1,13 +1,11 @@
 """Attention over ranks under torch.compile, on one rank."""
 
 import gc
-from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
 from helpers.calls import TORCH_WARNS
-from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from dilkit import MultiheadDilatedAttention, Pattern, dilated_attention, order
@@ -24,11 +22,11 @@ pytestmark = [pytest.mark.usefixtures("fresh_compiler"), TORCH_WARNS]
 
 
 @pytest.fixture
-def comm() -> ThreadComm:
+def comm():
     return ThreadComm(_Mailbox(1, ()), 0, 5.0)
 
 
-def rows(seq: int = 20, **options) -> Tensor:
+def rows(seq=20, **options):
     return torch.randn(2, seq, 4, 8, **options)
 
 
@@ -55,11 +53,11 @@ def test_what_the_operators_cannot_be_given_breaks_the_graph_and_is_computed(com
         torch.compile(positions, backend="aot_eager")(-1, comm)
 
 
-def graphs_of(step: Callable[[Tensor], Tensor]) -> dict[str, list[torch.fx.Node]]:
+def graphs_of(step):
     from functorch.compile import min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
 
-    graphs: dict[str, list[torch.fx.Node]] = {}
+    graphs = {}
 
     def keep(phase, graph, _):
         graphs[phase] = [node for node in graph.graph.nodes if "over_ranks" in str(node.target)]

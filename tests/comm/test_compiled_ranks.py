@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import launch
 from helpers.calls import NEEDS_COMPILER
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dilkit import DilatedAttention, MultiheadDilatedAttention, Pattern, dilated_attention
@@ -22,7 +22,7 @@ Make = Callable[["Comm | None"], nn.Module]
 class Functions(nn.Module):
     """Calls of the function: with every argument, and two that do not depend on each other, one of few gradients."""
 
-    def __init__(self, comm: Comm | None, dtype: torch.dtype = torch.float64):
+    def __init__(self, comm, dtype=torch.float64):
         super().__init__()
         self.attend: Any = dilated_attention if comm is None else partial(ring_dilated_attention, comm=comm)
         self.kept: dict[str, Any] = {} if comm is None else dict(keep="nothing")
@@ -30,7 +30,7 @@ class Functions(nn.Module):
         self.weight = nn.Parameter(torch.randn(HEAD_DIM, HEAD_DIM, generator=draw).to(dtype))
         self.sink = nn.Parameter(torch.randn(HEADS, generator=draw))
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x, mask):
         q, k = x @ self.weight, x[:, :, ::2].contiguous()
         options = dict(is_causal=True, key_padding_mask=mask, sink=self.sink, scale=0.3, dropout_p=0.25)
         out, lse = self.attend(q, k, k.sin(), pattern=PATTERN, **options, return_lse=True)
@@ -42,7 +42,7 @@ class Functions(nn.Module):
 class Network(nn.Module):
     """Layers with rotary positions, each of them computed again in the backward pass."""
 
-    def __init__(self, comm: Comm | None, checkpointed: bool = True, layers: int = 2, **options):
+    def __init__(self, comm, checkpointed=True, layers=2, **options):
         super().__init__()
         inner = DilatedAttention(PATTERN) if comm is None else RingDilatedAttention(PATTERN, comm)
         torch.manual_seed(0)
@@ -51,7 +51,7 @@ class Network(nn.Module):
         self.layers = nn.ModuleList(made)
         self.checkpointed = checkpointed
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x, mask):
         x = x.flatten(2)
         for layer in self.layers:
             attend = partial(self.one, layer, mask=mask)
@@ -59,28 +59,28 @@ class Network(nn.Module):
         return x.unflatten(2, (HEADS, HEAD_DIM))
 
     @staticmethod
-    def one(layer: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
+    def one(layer, x, mask):
         return layer(x, key_padding_mask=mask)[0]
 
 
-def whole(seq: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def whole(seq, dtype):
     draw = torch.Generator().manual_seed(seq)
     return torch.randn(2, seq, HEADS, HEAD_DIM, generator=draw).to(dtype), torch.rand(2, seq, generator=draw) < 0.2
 
 
-def step(module: nn.Module, call: Callable[..., Tensor], x: Tensor, mask: Tensor) -> list[Tensor]:
+def step(module, call, x, mask):
     torch.manual_seed(3)
     x = x.detach().requires_grad_()
     out = call(x, mask)
     return [out.detach(), *torch.autograd.grad(out.sin().sum(), [x, *module.parameters()])]
 
 
-def counted(comm: Comm, *arguments) -> tuple[list[Tensor], tuple[int, int]]:
+def counted(comm, *arguments):
     before = comm.sent_bytes, comm.exchanges
     return step(*arguments), (comm.sent_bytes - before[0], comm.exchanges - before[1])
 
 
-def check(comm: Comm, make: Make, backend: str, *seqs: int, dtype: torch.dtype = torch.float64, **options):
+def check(comm, make, backend, *seqs, dtype=torch.float64, **options):
     """Compare a compiled step without breaks with the plain one and one process: bits for `aot_eager`, else within rounding."""
     import torch._inductor.config
 
@@ -103,26 +103,26 @@ def check(comm: Comm, make: Make, backend: str, *seqs: int, dtype: torch.dtype =
             torch.testing.assert_close(found[2:], [*own_part(comm, found[2:], expected[2:])])
 
 
-def own_part(comm: Comm, found: list[Tensor], expected: list[Tensor]) -> list[Tensor]:
+def own_part(comm, found, expected):
     total = [x.clone() for x in found]
     sum_over_ranks(total, comm)
     return [x - (others - want) for x, others, want in zip(found, total, expected, strict=True)]
 
 
-def essentials(comm: Comm):
+def essentials(comm):
     check(comm, Functions, "aot_eager", 50)
     check(comm, partial(Network, layers=1), "aot_eager", 40)
     refuse(comm, key_padding_mask=torch.zeros(1, 3, dtype=torch.bool))
 
 
-def further(comm: Comm):
+def further(comm):
     check(comm, Network, "aot_eager", 40, 57)
     check(comm, partial(Network, checkpointed=False, num_kv_heads=2, sink=False), "aot_eager", 40, 57, 63, dynamic=True)
     check(comm, partial(Functions, dtype=torch.bfloat16), "aot_eager", 50, dtype=torch.bfloat16)
     check(comm, partial(Network, dtype=torch.bfloat16), "aot_eager", 50, dtype=torch.bfloat16)
 
 
-def on_inductor(comm: Comm):
+def on_inductor(comm):
     import torch._inductor.config
 
     torch._inductor.config.fallback_random = True  # seeds are drawn as torch draws them
@@ -130,7 +130,7 @@ def on_inductor(comm: Comm):
     check(comm, partial(Network, layers=1, dtype=torch.bfloat16), "inductor", 50, dtype=torch.bfloat16)
 
 
-def refused(comm: Comm):
+def refused(comm):
     refuse(comm, schedule="any", sink=torch.zeros(HEADS + 1), dropout_p=1.0, is_causal=1, backend="nobody", query=torch.ones(3))
     compiled = torch.compile(ring_dilated_attention, fullgraph=True, backend="aot_eager")
     x = torch.randn(1, 20, HEADS, HEAD_DIM)
@@ -142,7 +142,7 @@ def refused(comm: Comm):
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-def refuse(comm: Comm, **wrong):
+def refuse(comm, **wrong):
     """Assert that errors on all ranks name each of these arguments of rank 1."""
     compiled = torch.compile(ring_dilated_attention, fullgraph=True, backend="aot_eager")
     x = torch.randn(1, 20, HEADS, HEAD_DIM)

@@ -5,7 +5,7 @@ import torch
 from helpers.calls import PATTERN
 
 from dilkit import __version__
-from dilkit.comm import Comm, CommError, PlanMismatch, ring_dilated_attention, run_threads
+from dilkit.comm import CommError, PlanMismatch, ring_dilated_attention, run_threads
 from dilkit.comm.agreement import agree_on
 from dilkit.comm.transports.records import RECORD_BYTES
 from dilkit.comm.transports.threads import ThreadComm
@@ -29,7 +29,7 @@ class Damage:
         monkeypatch.setattr(ThreadComm, "_send", damaged)
 
 
-def attend(comm: Comm) -> CommError | None:
+def attend(comm):
     rows = torch.ones(1, 16, 4, 8)
     try:
         ring_dilated_attention(rows, rows, rows, PATTERN, comm)

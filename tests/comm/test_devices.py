@@ -1,6 +1,5 @@
 """Ranks on a GPU, without one: tensors say that they lie on it, and torch would refuse them together with others."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -13,7 +12,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 from dilkit.comm import exchange_plan, run_threads
 from dilkit.comm.passes.attention_op import AttentionOp
 from dilkit.comm.passes.autograd import PassContext, _backward, forward_pass
-from dilkit.comm.transports.threads import ThreadComm
 from dilkit.inputs import Inputs
 from dilkit.op.call_options import CallOptions
 from dilkit.testing.problems import Case
@@ -55,11 +53,11 @@ def put(found):
         return tree_map(marked, found)
 
 
-def on_gpu(x: Tensor) -> bool:
+def on_gpu(x):
     return "on_gpu" in x.__dict__
 
 
-def rank_of(case: Case, cuts: tuple[int, ...], gpu: bool, **options) -> Callable[[ThreadComm], list[Tensor]]:
+def rank_of(case, cuts, gpu, **options):
     tensors = make_tensors(case)
     plan = exchange_plan(case.pattern, cuts, case.heads, case.kv_heads, is_causal=case.is_causal, **options)
 

@@ -4,8 +4,6 @@ import re
 import shlex
 import socket
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from helpers.project import ROOT
@@ -32,7 +30,7 @@ JOINED = 'dist.init_process_group("gloo")\n'
 LATER = f'import os, time\ntime.sleep(float(os.environ["RANK"]))\n{JOINED}'
 
 
-def trained(folder: Path, hosts: Sequence[str], ranks: int, program: str = PROGRAM) -> list[str]:
+def trained(folder, hosts, ranks, program=PROGRAM):
     (folder / "elastic.py").write_text(program.replace(JOINED, LATER))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -52,12 +50,12 @@ def trained(folder: Path, hosts: Sequence[str], ranks: int, program: str = PROGR
     return [one.text for one in ended]
 
 
-def losses(*texts: str) -> dict[tuple[int, int], str]:
+def losses(*texts):
     return {(int(step), int(ranks)): loss for text in texts for step, ranks, loss in LOSS.findall(text)}
 
 
 @pytest.fixture(scope="module")
-def one_host_fewer(tmp_path_factory) -> dict[tuple[int, int], str]:
+def one_host_fewer(tmp_path_factory):
     """Return the losses after a host's ranks die with its torchrun, and the other goes on with one rank."""
     killed = KILLED.format(who='os.environ["HOST"] == "B"', processes="[os.getppid(), os.getpid()]")
     killed = killed.replace("    if step", "    import os\n    if step", 1).replace("import os, signal", "import signal")

@@ -1,7 +1,7 @@
 """A rank that dies, freezes, raises, is late or disagrees: errors that name rank and step within the timeout, and no leftovers.
 
 docs/failures.md says what ranks raise, and what ends a job, when they wait for rank 1: here in the step "keys". After a SIGKILL,
-MPICH's `-disable-auto-cleanup` mostly leaves ranks alive (`CommTimeout`), but about one job in eight was seen to end without a
+MPICH's `-disable-auto-cleanup` mostly leaves ranks alive (`CommTimeout`), but about one job in eight was seen to end silently
 word: that is not tested.
 Only a rank whose own fault it is shows a traceback; each of the others says one line.
 """
@@ -12,7 +12,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -20,34 +19,34 @@ from helpers.exchanges import conformance
 from helpers.launch import ended
 
 from dilkit import __version__
-from dilkit.comm import Comm, CommError, CommTimeout, Fault, PeerLost, run_threads
-from dilkit.comm.launch.processes import NOT_HERE, Ended, start_processes
+from dilkit.comm import CommError, CommTimeout, Fault, PeerLost, run_threads
+from dilkit.comm.launch.processes import NOT_HERE, start_processes
 
 TIMEOUT = 1.5
 LONG_TIMEOUT = 20.0
 """Seconds that ranks wait for one whose end they notice: on a busy machine a process may take long to end."""
 SLACK = 2.0
 SLOW = pytest.mark.slow
-"""By default MPI is asked one fault, and gloo those that it notices in ways of its own: each rank of `mpirun` takes a second."""
+"""Left out by default: MPI runs one fault, and gloo those that it notices in its own ways. A rank of `mpirun` takes a second."""
 KNOWN = re.compile(r"^rank (\d) knows after ([\d.]+) s: (\w+): exchange 2 \(keys\): (.*)$", re.MULTILINE)
 
 
-def everyone(comm: Comm, step: str):
+def everyone(comm, step):
     comm.exchange(torch.zeros(comm.size, 8), [1] * comm.size, [1] * comm.size, step).wait()
 
 
-def raises(comm: Comm):
+def raises(comm):
     raise ZeroDivisionError("this one's own fault")
 
 
-def raises_in_a_thread(comm: Comm):
+def raises_in_a_thread(comm):
     thread = threading.Thread(target=raises, args=(comm,))
     thread.start()
     thread.join()
     time.sleep(100)
 
 
-def gives_up(comm: Comm):
+def gives_up(comm):
     comm.abort(ZeroDivisionError("this one's own fault"))
     time.sleep(100)
 
@@ -65,12 +64,12 @@ FAULTS = {
 }
 
 
-def say(line: str):
+def say(line):
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
-def fault(world: Comm, kind: str):
+def fault(world, kind):
     """All goes well once; then rank 1 fails before it takes part in the step "keys"."""
     comm = type(world)(timeout=TIMEOUT if kind in ("frozen", "late") else LONG_TIMEOUT)
     everyone(comm, "warming up")
@@ -86,21 +85,21 @@ def fault(world: Comm, kind: str):
         raise
 
 
-def conformance_and_fault(comm: Comm, kind: str):
+def conformance_and_fault(comm, kind):
     """Both in one job: to start the ranks of `mpirun` takes most of its time."""
     conformance(comm)
     say(f"rank {comm.rank} conforms")
     fault(comm, kind)
 
 
-def fail(launcher: str, kind: str, *options: str, size: int = 3, function: Callable[..., None] = fault) -> Ended:
+def fail(launcher, kind, *options, size=3, function=fault):
     job = ended(launcher, size, function, kind, options=options)
     assert job.code != 0, job
     assert job.text.count("Traceback") == kind.startswith("raises"), job
     return job
 
 
-def assert_said(job: Ended, error: type[CommError], what: str, all_of_them: bool = False):
+def assert_said(job, error, what, all_of_them=False):
     """Assert that waiting ranks, or those that spoke before the job ended, named the missing one within the timeout."""
     said = KNOWN.findall(job.text)
     assert {rank for rank, *_ in said} <= {"0", "2"}, job
@@ -112,7 +111,7 @@ def assert_said(job: Ended, error: type[CommError], what: str, all_of_them: bool
         assert job.text.count(f"[rank {rank}] {name}: exchange 2 (keys)") <= 1, job
 
 
-def assert_blamed(job: Ended, traceback: bool):
+def assert_blamed(job, traceback):
     assert job.text.count("[rank 1] ZeroDivisionError: this one's own fault\n") == 1, job
     assert ("[rank 1] Traceback (most recent call last):\n" in job.text) == traceback, job
     assert not KNOWN.search(job.text), job
@@ -124,7 +123,7 @@ DISAGREES = {
 }
 
 
-def said_to_disagree(job: Ended, kind: str) -> list[str]:
+def said_to_disagree(job, kind):
     what = re.escape(f"PlanMismatch: the plan: {DISAGREES[kind]}")
     ranks = re.findall(rf"^\[rank (\d)\] {what}$", job.text, re.MULTILINE)
     assert len(re.findall(f"{what}$", job.text, re.MULTILINE)) == len(ranks) == len(set(ranks)), job
@@ -209,7 +208,7 @@ ON_THREADS = {
 @pytest.mark.parametrize("name", ON_THREADS)
 def test_a_fault_of_a_thread(name):
     what, noticed, text = ON_THREADS[name]
-    raised: dict[int, BaseException] = {}
+    raised = {}
 
     def on_rank(comm):
         try:

@@ -2,9 +2,7 @@
 
 import random
 import zlib
-from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +38,7 @@ def test_problem_list(case):
         assert_counted(found, make_tensors(case))
 
 
-def with_and_without_causality(of: Iterable[Any]) -> list[Any]:
+def with_and_without_causality(of):
     """Alternate causality by default."""
     both = [(at, one, is_causal) for at, one in enumerate(of) for is_causal in (False, True)]
     return [pytest.param(one, c, id=f"{one}-{c}", marks=[pytest.mark.slow] if (at + c) % 2 else []) for at, one, c in both]

@@ -6,22 +6,21 @@ import pytest
 import torch
 from helpers.ranks import raised_on_all
 from hypothesis import given, strategies as st
-from torch import Tensor
 
-from dilkit.comm import Comm, PlanMismatch, positions, roll, run_threads, sum_by_sequence, unshard
+from dilkit.comm import PlanMismatch, positions, roll, run_threads, sum_by_sequence, unshard
 
 FILL = -100
 
 
-def shards(whole: Tensor, cuts: list[int], comm: Comm) -> Tensor:
+def shards(whole, cuts, comm):
     return whole[:, cuts[comm.rank] : cuts[comm.rank + 1]]
 
 
-def cuts_of(lengths: list[int]) -> list[int]:
+def cuts_of(lengths):
     return [0, *torch.tensor(lengths).cumsum(0).tolist()]
 
 
-def filled(whole: Tensor, shift: int, ends: list[int]) -> Tensor:
+def filled(whole, shift, ends):
     expected = torch.full_like(whole, FILL)
     for start, stop in pairwise(ends):
         for i in range(max(start, start + shift), min(stop, stop + shift)):

@@ -5,7 +5,6 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from dilkit.comm import (
     shard,
     sum_over_ranks,
 )
-from dilkit.comm.transports.threads import Killed, ThreadComm
+from dilkit.comm.transports.threads import Killed
 
 pytestmark = pytest.mark.usefixtures("on_one_core")
 
@@ -38,18 +37,18 @@ TIMEOUT, SLACK = 1.0, 2.0
 Arguments = dict[str, Any]
 
 
-def shards(comm: ThreadComm, **options) -> Arguments:
+def shards(comm, **options):
     rows = CUTS[comm.rank + 1] - CUTS[comm.rank]
     query, key, value = (torch.randn(2, rows, 4, 8, **{"requires_grad": True, **options}) for _ in range(3))
     return dict(query=query, key=key, value=value, pattern=PATTERN)
 
 
-def attend(comm: ThreadComm, arguments: Arguments) -> Tensor:
+def attend(comm, arguments):
     tensors = [arguments.pop(name) for name in ("query", "key", "value", "pattern")]
     return ring_dilated_attention(*tensors, comm, **arguments)
 
 
-def on_all(change: Callable[[Arguments], None]) -> list[Exception]:
+def on_all(change):
     def on_rank(comm):
         arguments = shards(comm)
         if comm.rank == ODD:
@@ -65,19 +64,19 @@ def on_all(change: Callable[[Arguments], None]) -> list[Exception]:
     return found
 
 
-def each(change: Callable[[Tensor], Any], *names: str) -> Callable[[Arguments], None]:
+def each(change, *names):
     return lambda x: x.update({name: change(x[name]) for name in names or ("query", "key", "value")})
 
 
-def given(**options) -> Callable[[Arguments], None]:
+def given(**options):
     return lambda arguments: arguments.update(options)
 
 
-def _mask(arguments: Arguments):
+def _mask(arguments):
     arguments["key_padding_mask"] = torch.zeros(arguments["query"].shape[:2], dtype=torch.bool)
 
 
-def _memory_gone(x: Tensor) -> Tensor:
+def _memory_gone(x):
     x = x.detach().clone().requires_grad_()
     x.untyped_storage().resize_(0)
     return x
@@ -181,11 +180,11 @@ SCHEDULES = {"scatter": 6, "ring": 11}
 """Exchanges of a forward and a backward pass: agreement in each, then what the schedule needs."""
 
 
-def step_of(comm: ThreadComm, schedule: str):
+def step_of(comm, schedule):
     attend(comm, dict(shards(comm), schedule=schedule)).sum().backward()
 
 
-def with_fault(schedule: str, fault: Fault) -> list[tuple[CommError | Killed | None, float, CommError | None]]:
+def with_fault(schedule, fault):
     """Return for each rank its error, the seconds until then, and the error of the next use."""
 
     def on_rank(comm):
@@ -207,8 +206,8 @@ def with_fault(schedule: str, fault: Fault) -> list[tuple[CommError | Killed | N
 
 
 @functools.cache
-def sending(schedule: str) -> tuple[int, set[int]]:
-    sent: set[int] = set()
+def sending(schedule):
+    sent = set()
 
     def on_rank(comm):
         post = comm._post
@@ -307,7 +306,7 @@ def test_a_rank_whose_loss_ignores_what_it_computed():
 
 @pytest.mark.slow
 def test_500_steps_leave_nothing_behind():
-    held: list[tuple[int, int]] = []
+    held = []
 
     def on_rank(comm):
         arguments = {name: x[:1, :, :2] if isinstance(x, Tensor) else x for name, x in shards(comm).items()}
@@ -328,11 +327,11 @@ def test_500_steps_leave_nothing_behind():
     assert held[-1][1] == held[0][1]
 
 
-def _resident() -> int:
+def _resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _gradients(pack: Callable[[Tensor], Tensor], unpack: Callable[[Tensor], Tensor], schedule: str) -> list[tuple[Tensor, ...]]:
+def _gradients(pack, unpack, schedule):
     torch.manual_seed(0)
     whole = torch.randn(4, 1, 64, 4, 8).unbind()
 

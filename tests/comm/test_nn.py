@@ -21,23 +21,23 @@ HILBERT = order((6, 8), extra_tokens=1)
 Step = Callable[[nn.Module, Tensor], Tensor]
 
 
-def one_step(model: nn.Module, x: Tensor, weight: Tensor, step: Step) -> list[Tensor]:
+def one_step(model, x, weight, step):
     x = x.detach().requires_grad_()
     out = step(model, x)
     (out * weight).sum().backward()
     return [out.detach(), x.grad, *(p.grad for p in model.parameters())]
 
 
-def once(model: nn.Module, x: Tensor) -> Tensor:
+def once(model, x):
     return model(x)[0]
 
 
-def twice(model: nn.Module, x: Tensor) -> Tensor:
+def twice(model, x):
     model(x)[0].square().sum().backward()
     return model(x.square())[0]
 
 
-def checkpointed(model: nn.Module, x: Tensor, use_reentrant: bool = False) -> Tensor:
+def checkpointed(model, x, use_reentrant=False):
     return checkpoint(partial(once, model), x, use_reentrant=use_reentrant)
 
 

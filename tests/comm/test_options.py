@@ -1,7 +1,6 @@
 """Sinks, softcaps, dropout, tails of zeros and biases over ranks, against the whole."""
 
 import threading
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -10,9 +9,9 @@ from helpers.calls import starts_of
 from helpers.fakes import registered
 from helpers.pairwise import every_pair
 from helpers.ranks import TURNS, even_cuts, raised_on_all, uneven_cuts
-from helpers.strategies import Heads, has_tokens, mixes_with_heads, patterns_with_heads
+from helpers.strategies import has_tokens, mixes_with_heads, patterns_with_heads
 from hypothesis import assume, given, settings, strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from dilkit import (
     Alibi,
@@ -46,7 +45,7 @@ PATTERN = Pattern([8, 24, 97], [1, 3, 5], tail="zeros")
 P, CAP, SEED = 0.4, 0.7, 2**62 + 12345
 
 
-def coordinates(seq: int) -> Tensor:
+def coordinates(seq):
     return torch.randn(2, seq, 2, generator=torch.Generator().manual_seed(seq), dtype=torch.float64)
 
 
@@ -76,21 +75,21 @@ def _one_seed(monkeypatch):
     monkeypatch.setattr("dilkit.op.arguments.draw_seed", lambda: torch.tensor(SEED))
 
 
-def tensors(option: str, seq: int, heads: Heads, seed: int = 0) -> list[Tensor]:
+def tensors(option, seq, heads, seed=0):
     draw, of_head = torch.Generator().manual_seed(seed), OPTIONS[option][0]
     shapes = [*((2, seq, h, 4) for h in (heads[0], heads[1], heads[1]))]
     shapes += [] if of_head is None else [(heads[0], *of_head)]
     return [torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes]
 
 
-def results(attend: Callable[..., Any], leaves: Sequence[Tensor]) -> list[Tensor]:
+def results(attend, leaves):
     mine = [x.clone().requires_grad_() for x in leaves]
     out, lse = attend(*mine)
     total = out.square().sum() + lse.masked_fill(lse == -torch.inf, 0.0).square().sum()
     return [out.detach(), lse.detach().transpose(-1, -2), *torch.autograd.grad(total, mine)]
 
 
-def over_ranks(option: str, whole: list[Tensor], pattern: Pattern, cuts: tuple[int, ...], **options) -> list[Tensor]:
+def over_ranks(option, whole, pattern, cuts, **options):
     def on_rank(comm):
         rows = slice(*cuts[comm.rank : comm.rank + 2])
         part = {name: x[:, rows] if name == "key_padding_mask" else x for name, x in options.items()}
@@ -106,7 +105,7 @@ def over_ranks(option: str, whole: list[Tensor], pattern: Pattern, cuts: tuple[i
     return [*(torch.cat(parts, 1) for parts in rows[: len(rows) - len(weights)]), *summed]
 
 
-def on_one(option: str, whole: list[Tensor], pattern: Pattern, first_head: int = 0, **options) -> list[Tensor]:
+def on_one(option, whole, pattern, first_head=0, **options):
     seq = whole[0].shape[1]
 
     def attend(q, k, v, weights=None):
@@ -118,7 +117,7 @@ def on_one(option: str, whole: list[Tensor], pattern: Pattern, first_head: int =
     return results(attend, whole)
 
 
-def close(computed: list[Tensor], want: list[Tensor]):
+def close(computed, want):
     for got, right in zip(computed, want, strict=True):
         torch.testing.assert_close(got, right, rtol=1e-11, atol=1e-11)
 
@@ -167,7 +166,6 @@ def test_coordinates_are_counted(schedule):
         mine = [x[:, rows].clone().requires_grad_() for x in (q, k, v)]
         bias = CoordinateAlibi(slopes, coordinates(61)[:, rows])
         out = ring_dilated_attention(*mine, PATTERN, comm, schedule=schedule, bias=bias)
-        assert isinstance(out, Tensor)
         assert comm.sent_bytes == plan.bytes(comm.rank, "forward", **sizes)
         forward = comm.sent_bytes
         out.sum().backward()
@@ -218,7 +216,7 @@ def test_positions_of_packed_sequences_begin_anew(name):
 
 def test_the_seed_is_that_of_rank_0(monkeypatch):
     whole, cuts = tensors("dropout", 24, (2, 2)), even_cuts(24, 3)
-    ranks: dict[int, list[int]] = {}
+    ranks = {}
 
     def on_rank(comm):
         ranks.setdefault(threading.get_ident(), []).append(comm.rank)
@@ -231,7 +229,7 @@ def test_the_seed_is_that_of_rank_0(monkeypatch):
 def test_gradients_through_lse_drop_no_weights():
     """Results would be the same, as their values are zeros, but every random number would be drawn again."""
     whole, cuts = tensors("dropout", 24, (2, 2)), even_cuts(24, 2)
-    drops: list[bool] = []
+    drops = []
 
     class Recording(Native):
         name = "recording"

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from helpers.ranks import assert_same, even_cuts, on_one, over_ranks, raised_on_all, uneven_cuts
-from torch import Tensor
 
 from dilkit import (
     BlockSparse,
@@ -54,11 +53,11 @@ PATTERN = Pattern([12, 24, 49], [1, 3, 5])
 TIMEOUT = 20
 
 
-def tensors(dtype: torch.dtype = torch.float64) -> list[Tensor]:
+def tensors(dtype=torch.float64):
     return [torch.randn(2, SEQ, heads, DIM, dtype=dtype) for heads in (HEADS, KV_HEADS, KV_HEADS)]
 
 
-def check(orders, cuts: tuple[int, ...], masked: bool = False, through_lse: bool = False, pattern: Pattern = PATTERN):
+def check(orders, cuts, masked=False, through_lse=False, pattern=PATTERN):
     dout, dlse = torch.randn(2, SEQ, HEADS, DIM, dtype=torch.float64), torch.randn(2, HEADS, SEQ, dtype=torch.float64)
     whole = Tensors(*tensors(), torch.rand(2, SEQ) < 0.3 if masked else None, dout, dlse)
     found = over_ranks(whole, pattern, cuts, through_lse=through_lse, order=orders)
@@ -163,7 +162,7 @@ def test_heads_of_the_model_that_are_fewer_than_the_orders(held, masked):
 
 
 def test_one_message_there_and_one_back(monkeypatch):
-    steps: list[str] = []
+    steps = []
     exchange = ThreadComm.exchange
 
     def noted(self, rows, sent, received, step="rows"):

@@ -1,6 +1,5 @@
 """Packed sequences over ranks."""
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -9,9 +8,8 @@ import torch
 from helpers.calls import starts_of
 from helpers.pairwise import every_pair
 from helpers.ranks import TURNS, assert_counted, assert_same, even_cuts, on_one, over_ranks, raised_on_all, uneven_cuts
-from helpers.strategies import Heads, patterns_with_heads
+from helpers.strategies import patterns_with_heads
 from hypothesis import given, settings, strategies as st
-from torch import Tensor
 
 from dilkit import GlobalTokens, Pattern, Prefix, SlidingWindow, Strided, dilated_attention_varlen
 from dilkit.comm import PackedPlan, PlanMismatch, packed_cuts, ring_dilated_attention_varlen, run_threads, share_sequences
@@ -24,14 +22,14 @@ PATTERN = Pattern([8, 24, 97], [1, 3, 5])
 Cuts = tuple[int, ...]
 
 
-def tensors(total: int, heads: Heads = (4, 2)) -> Tensors:
+def tensors(total, heads=(4, 2)):
     draw = torch.Generator().manual_seed(total)
     shapes = [*((1, total, h, 6) for h in (heads[0], heads[1], heads[1], heads[0])), (1, heads[0], total), (heads[0],)]
     query, key, value, dout, dlse, sink = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes)
     return Tensors(query, key, value, None, dout, dlse, sink)
 
 
-def on_one_process(work: Pattern, lengths: Sequence[int], whole: Tensors, through_lse: bool, **options) -> dict[str, Tensor]:
+def on_one_process(work, lengths, whole, through_lse, **options):
     def attend(*rows, sink):
         given = dict(options, sink=sink, return_lse=True)
         found = dilated_attention_varlen(*(x[0] for x in rows), work, starts_of(lengths), **given)
@@ -40,7 +38,7 @@ def on_one_process(work: Pattern, lengths: Sequence[int], whole: Tensors, throug
     return on_one(attend, whole, through_lse)
 
 
-def check(work: Pattern, lengths: Sequence[int], cuts: Cuts, asked: dict[str, Any] = {}, **options):  # noqa: B006
+def check(work, lengths, cuts, asked={}, **options):  # noqa: B006
     """Hold ranks to one process; `asked` are further options of ranks.
 
     Odd numbers of ranks have gradients through lse, others send what is planned.

@@ -1,10 +1,8 @@
 """Shards, their cuts, files of tokens and positions."""
 
 import time
-from collections.abc import Callable
 from io import BytesIO
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -137,11 +135,11 @@ def test_ranks_of_one_process_read_headers_in_turn(tmp_path, monkeypatch):
     assert at_once == [1, 1, 1]
 
 
-def npy(header: str, content: bytes = bytes(24)) -> bytes:
+def npy(header, content=bytes(24)):
     return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + content
 
 
-def saved(*arrays, save: Callable[..., Any] = np.save) -> bytes:
+def saved(*arrays, save=np.save):
     file = BytesIO()
     for array in arrays:
         save(file, array)

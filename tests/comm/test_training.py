@@ -2,25 +2,24 @@
 
 import re
 import sys
-from collections.abc import Callable
 
 import pytest
 import torch
 from helpers.launch import run
 from helpers.project import ROOT, succeed
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from dilkit import DilatedAttention, MultiheadDilatedAttention, Pattern
-from dilkit.comm import Comm, MPIComm, RingDilatedAttention, TorchComm, run_threads, shard, sum_over_ranks
+from dilkit.comm import MPIComm, RingDilatedAttention, TorchComm, run_threads, shard, sum_over_ranks
 
 PATTERN = Pattern([8, 24, 96], [1, 2, 4])
 SEQ, WIDTH, STEPS = 90, 16, 3
 
 
 class Network(nn.Module):
-    def __init__(self, comm: Comm | None):
+    def __init__(self, comm):
         super().__init__()
         inner = DilatedAttention(PATTERN) if comm is None else RingDilatedAttention(PATTERN, comm)
         self.attention = MultiheadDilatedAttention(WIDTH, 4, inner, is_causal=True, rotary=True)
@@ -29,25 +28,25 @@ class Network(nn.Module):
         for parameter in self.parameters():
             nn.init.normal_(parameter, std=0.2, generator=draw)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.mlp(x + self.attention(x)[0])
 
 
-def data(replica: int = 0) -> tuple[Tensor, Tensor]:
+def data(replica=0):
     generator = torch.Generator().manual_seed(replica)
     x, y = torch.randn(2, 2, SEQ, WIDTH, generator=generator)
     return x, y
 
 
-def loss_of(network: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, rows: int = SEQ) -> Tensor:
+def loss_of(network, x, y, rows=SEQ):
     return (network(x) - y).square().mean() * (x.shape[1] / rows)
 
 
-def gradients(network: nn.Module) -> list[Tensor]:
+def gradients(network):
     return [p.grad for p in network.parameters()]
 
 
-def alone(replicas: int = 1) -> list[Tensor]:
+def alone(replicas=1):
     network = Network(None)
     optimizer = torch.optim.AdamW(network.parameters(), 1e-2)
     for _ in range(STEPS):
@@ -58,7 +57,7 @@ def alone(replicas: int = 1) -> list[Tensor]:
     return [p.detach() for p in network.parameters()]
 
 
-def steps(comm: Comm) -> list[Tensor]:
+def steps(comm):
     network = Network(comm)
     optimizer = torch.optim.AdamW(network.parameters(), 1e-2)
     x, y = (shard(whole, comm) for whole in data())
@@ -70,7 +69,7 @@ def steps(comm: Comm) -> list[Tensor]:
     return [p.detach() for p in network.parameters()]
 
 
-def check(found: list[list[Tensor]]):
+def check(found):
     for name, *everywhere in zip(Network(None).state_dict(), alone(), *found, strict=True):
         expected, first, *others = everywhere
         assert all(torch.equal(first, other) for other in others), name
@@ -82,7 +81,7 @@ def test_steps_of_an_optimizer_give_equal_weights(world_size):
     check(run_threads(world_size, steps))
 
 
-def two_replicas(world: Comm):
+def two_replicas(world):
     """Two ranks share a sequence: DDP averages over replicas, and shards' gradients are summed."""
     replica = world.rank // 2
     if isinstance(world, MPIComm):

@@ -5,7 +5,6 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from helpers.project import python
 import dilkit.comm
 from dilkit import Pattern
 from dilkit.comm import (
-    Comm,
     CommError,
     CommTimeout,
     Fault,
@@ -68,7 +66,7 @@ def test_processes_conform(launcher, size):
     run(launcher, size, conformance)
 
 
-def finalizes(comm: Comm):
+def finalizes(comm):
     from mpi4py import MPI
 
     comm.share(b"", "before the end")
@@ -82,8 +80,8 @@ def test_a_program_may_end_mpi_itself(launcher):
     run(launcher, 2, finalizes)
 
 
-def exchanges_of_one(comm: Comm):
-    """A job of one rank, and how an exchange of it fails: with itself, and with a rank that is not there."""
+def exchanges_of_one(comm):
+    """A job of one rank, and how an exchange of it fails: with itself, and with a rank that does not exist."""
     from mpi4py import MPI
 
     assert (comm.rank, comm.size, comm.share(b"record")) == (0, 1, [b"record"])
@@ -117,7 +115,7 @@ def test_the_list_notices_a_corrupted_message():
 
 @pytest.mark.usefixtures("ctrl_c")
 def test_threads_end_after_ctrl_c():
-    died: list[str] = []
+    died = []
 
     def on_rank(comm):
         try:
@@ -160,7 +158,7 @@ def test_torch_distributed_must_be_initialized():
 
 
 @pytest.fixture
-def one_process() -> Iterator[None]:
+def one_process():
     if not dist.is_available() or not dist.is_gloo_available():
         pytest.skip("this torch is built without gloo")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -175,7 +173,7 @@ def test_tensors_that_are_spread_over_ranks_already_are_refused(one_process):
     mesh = init_device_mesh("cpu", (1,))
     whole = distribute_tensor(torch.ones(1, 4, 2, 8), mesh, [Shard(1)])
     plain, pattern, comm = torch.ones(1, 4, 2, 8), Pattern([4], [1]), TorchComm(timeout=5.0)
-    calls: dict[str, Callable[[], object]] = {
+    calls = {
         "x": lambda: shard(whole, comm),
         "x ": lambda: unshard(whole, comm),
         "one of tensors": lambda: sum_over_ranks([whole], comm),

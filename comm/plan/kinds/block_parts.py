@@ -64,7 +64,7 @@ class SeenRuns(NamedTuple):
 
 
 def seen_runs(layout_runs: IntArray, parts: Parts, is_causal: bool) -> SeenRuns:
-    """Return the lines of a layout `(n, 4)`: unit, block of queries, and the blocks of keys from one to before another.
+    """Expand lines of a layout `(n, 4)`: unit, query block, first key block, and the one after the last.
 
     Lines leave out what whole blocks of a rank see of one another; with causality also what lies after a query, or is itself.
     """
@@ -142,7 +142,7 @@ def summed(labels: IntArray, numbers: IntArray, size: int) -> IntArray:
 
 
 def exactly_summed(labels: IntArray, numbers: IntArray, size: int) -> NDArray[Any]:
-    """Return the same as Python's integers, of any size."""
+    """Return `summed` as Python integers, which do not overflow."""
     high, low = (summed(labels, half, size).astype(object) for half in (numbers >> 31, numbers & (2**31 - 1)))
     total: NDArray[Any] = high * 2**31 + low
     return total

@@ -74,7 +74,7 @@ class BlockExchange(BranchExchange):
 
     @cached_property
     def group(self) -> IntArray:
-        """The key group of each unit."""
+        """For each unit, the number of its group of key heads in `key_groups`."""
         by_kv_head = {head.kv_head: number for number, heads in enumerate(self.key_groups) for head in heads}
         return np.array([by_kv_head[heads[0].kv_head] if len(self.units) > 1 else 0 for heads in self.units], np.int64)
 
@@ -286,7 +286,7 @@ class BlockExchange(BranchExchange):
 
 
 def _filled(runs: PartRuns, rows: IntArray, slot: int) -> Iterator[tuple[int, int]]:
-    """Yield the runs, ended after each part that does not fill its slot."""
+    """Yield the runs of parts, split after each part that has fewer than `slot` rows."""
     for start, stop in zip(runs[1].tolist(), runs[2].tolist(), strict=True):
         ends = np.flatnonzero(rows[start : stop - 1] < slot) + start + 1
         yield from pairwise([start, *ends.tolist(), stop])

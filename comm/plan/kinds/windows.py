@@ -59,14 +59,14 @@ class WindowExchange(BranchExchange):
         return [], [(self.heads, start, 1, stop - start)] if start < stop else []
 
     def _halo(self, source: int, target: int) -> tuple[int, int]:
-        """The rows of `source` within reach of those of `target`."""
+        """Return the rows of `source` within reach of those of `target`."""
         (first, last), (start, stop) = self.shard(source), self.shard(target)
         if source < target:
             return max(first, start - self.back), last
         return first, min(last, stop + self.ahead) if self.ahead else first
 
     def _seeing(self, rank: int) -> list[tuple[int, int]]:
-        """The rows of a rank that see rows of others, as one range or two."""
+        """Return the rows of a rank that see rows of others, as one range or two."""
         start, stop = self.shard(rank)
         left = min(stop, start + self.back) if start > 0 else start
         right = max(start, stop - self.ahead) if stop < self.seq else stop

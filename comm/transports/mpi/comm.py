@@ -89,7 +89,7 @@ _communicators: list[tuple[Any, float]] = []
 
 
 def end_job_on_failure() -> None:
-    """From now on, an exception that nobody catches ends the job."""
+    """Make every later uncaught exception end the job."""
     report_uncaught(mpi().COMM_WORLD.Get_rank(), _end_job_in_turn)
     here = threading.current_thread() is threading.main_thread()  # others cannot say what signals do
     if here and "MPICH" in mpi().Get_library_version() and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
@@ -115,7 +115,7 @@ def end_job() -> None:
 
 
 def _end_job_in_turn(error: BaseException) -> None:
-    """Ranks that miss the same one notice it together. Open MPI's launcher can hang if they then all ask for the end at once."""
+    """End the job rank by rank: if several ranks miss the same one and ask at once, Open MPI's launcher can hang."""
     if isinstance(error, CommError):
         time.sleep(min(TURN_SECONDS * mpi().COMM_WORLD.Get_rank(), LAST_TURN_SECONDS))
     end_job()

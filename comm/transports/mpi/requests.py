@@ -25,7 +25,7 @@ from dilkit.comm.transports.errors import CommError, CommTimeout, PeerLost, rank
 
 @functools.cache
 def mpi() -> Any:
-    """`mpi4py.MPI`. The first call initializes MPI. Raises ImportError, with the way out, if that cannot be."""
+    """Import `mpi4py.MPI`; the first call initializes MPI. Raises ImportError, with the way out, if that cannot be."""
     try:
         return importlib.import_module("mpi4py.MPI")
     except (ImportError, RuntimeError) as error:  # the latter when mpi4py is there, but no MPI library
@@ -45,7 +45,7 @@ def cuda_aware() -> bool:
 
 
 def loaded_library() -> ctypes.CDLL | None:
-    """The MPI library that this process has loaded; None where the system does not say (outside Linux)."""
+    """Return the MPI library that this process has loaded; None if the system does not tell (outside Linux)."""
     mpi()
     try:
         maps = os.fsdecode(Path("/proc/self/maps").read_bytes())
@@ -56,7 +56,7 @@ def loaded_library() -> ctypes.CDLL | None:
 
 
 def library_in(maps: str) -> str | None:
-    """The path of the MPI library in what Linux says of a process's memory: the rest of a line, which may have spaces in it."""
+    """Find the path of the MPI library in the text of /proc/PID/maps; paths may hold spaces."""
     match = re.search(r"^(?:\S+ +){5}(/.*/libmpi(?:_abi)?\.so[^/\n]*)$", maps, re.MULTILINE)
     return match[1] if match else None
 
@@ -80,7 +80,7 @@ class MPIRequest:
         self.request = post([memory, len(piece), mpi().BYTE], peer, tag)
 
     def done(self) -> bool:
-        """Whether MPI has completed it. Raises `mpi4py.MPI.Exception`."""
+        """True if MPI has completed it. Raises `mpi4py.MPI.Exception`."""
         return bool(self.request.Test(self.status))
 
 
@@ -102,7 +102,7 @@ class MPIExchange:
             thread.begin()
 
     def unfinished(self) -> int:
-        """How many requests MPI has not completed. Raises `PeerLost`."""
+        """Count the requests that MPI has not completed. Raises `PeerLost`."""
         self.receives = [m for m in self.receives if not (self._call_mpi(m.peer, m.done) and self._check_length(m))]
         self.sends = [m for m in self.sends if not self._call_mpi(m.peer, m.done)]
         if not self.receives and not self.sends:
@@ -137,7 +137,7 @@ class MPIExchange:
 
 @functools.cache
 def progress_thread() -> ProgressThread | None:
-    """That of this process; None where only one thread may call MPI."""
+    """Return the progress thread of this process; None where only one thread may call MPI."""
     return ProgressThread(in_progress) if threads_may_call_mpi() else None
 
 
@@ -163,7 +163,7 @@ def poll(unfinished: Callable[[], int], timeout: float) -> bool:
 
 
 def unfinished_exchanges() -> list[MPIExchange]:
-    """Exchanges with requests that are still not done after one more look, or that have failed."""
+    """Return exchanges with requests that are still not done after one more look, or that have failed."""
     for exchange in list(in_progress):
         with contextlib.suppress(CommError):
             exchange.unfinished()
