@@ -1,4 +1,4 @@
-"""Keys and values that add nothing: 0 times what is not finite is NaN, in kernels that do not pass them over."""
+"""Keep ignored keys and values from adding NaN: kernels that compute them all multiply a weight of 0 by inf or NaN."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ if TYPE_CHECKING:
 
 
 def without_ignored(x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-    """Keys or values `(batch, seq, heads, head_dim)` with 0 where the mask ignores them."""
+    """Set ignored keys or values `(batch, seq, heads, head_dim)` to 0."""
     return x if key_padding_mask is None else x.masked_fill(key_padding_mask[:, :, None, None], 0.0)
 
 
 def weighted(weights: Tensor, x: Tensor) -> Tensor:
-    """`weights @ x`, in which rows of `x` with weight 0 add nothing, be they NaN."""
+    """Compute `weights @ x`, where rows of `x` with weight 0 add nothing, even NaN."""
     product, finite = weights @ x, x.isfinite()
     if finite.all():
         return product

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def forward_each(backend: Backend, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
-    """`backend.forward` of each sequence, as `out` and `lse` of all."""
+    """Run `backend.forward` for each sequence; return `out` and `lse` of all."""
     from dilkit.op.boundary import empty_outputs
 
     out, lse = empty_outputs(inputs.query)
@@ -32,7 +32,7 @@ def forward_each(backend: Backend, inputs: Inputs, problem: Problem) -> tuple[Te
 def backward_each(
     backend: Backend, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem
 ) -> tuple[Tensor, ...]:
-    """`backend.backward` of each sequence; the gradient of a learned bias is the sum of theirs."""
+    """Run `backend.backward` for each sequence, and sum the gradients of a learned bias."""
     import torch
 
     whole, bias = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in inputs[:3]], inputs.bias

@@ -130,14 +130,18 @@ class Reference(Backend):
         assert inputs.cache_seqlens is not None
         for b, length in enumerate(inputs.cache_seqlens.tolist()):
             query, key, value = (x[b : b + 1] for x in inputs[:3])
-            sequence = Inputs(query, key[:, :length], value[:, :length], bias=_bias_of(inputs.bias, b, length))
+            bias = inputs.bias
+            if bias is not None and bias.positions is not None:
+                element = b if len(bias.positions) > 1 else 0
+                bias = bias._replace(positions=bias.positions[element : element + 1, :length])
+            sequence = Inputs(query, key[:, :length], value[:, :length], bias=bias)
             rows = query.shape[1]
             posed = replace(problem, batch=1, seq=length, kv_cache=False, queries=rows, query_offset=length - rows)
             parts.append(self.forward(sequence, posed))
         return _joined(parts)
 
     def _by_head(self, x: Tensor, problem: Problem) -> Tensor:
-        """`(batch, seq, heads, head_dim)` -> `(batch, kv_heads, group, seq, head_dim)` in the computing dtype."""
+        """Reshape `(batch, seq, heads, head_dim)` to `(batch, kv_heads, group, seq, head_dim)` in the computing dtype."""
         batch, seq, heads, head_dim = x.shape
         by_head = x.transpose(1, 2).reshape(batch, problem.kv_heads, heads // problem.kv_heads, seq, head_dim)
         return by_head.to(self._computing(x)).contiguous()
@@ -156,15 +160,8 @@ def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def _by_token(x: Tensor, like: Tensor) -> Tensor:
-    """`(batch, kv_heads, group, seq, head_dim)` -> `(batch, seq, heads, head_dim)` in the dtype of `like`."""
+    """Reshape `(batch, kv_heads, group, seq, head_dim)` to `(batch, seq, heads, head_dim)` in the dtype of `like`."""
     return x.flatten(1, 2).transpose(1, 2).to(like.dtype).contiguous()
-
-
-def _bias_of(bias: LoweredBias | None, b: int, length: int) -> LoweredBias | None:
-    if bias is None or bias.positions is None:
-        return bias
-    element = b if len(bias.positions) > 1 else 0
-    return bias._replace(positions=bias.positions[element : element + 1, :length])
 
 
 def _as(bias: LoweredBias, dtype: torch.dtype) -> LoweredBias:
@@ -216,6 +213,6 @@ def _factors(dropout: Dropout, rows: slice, p: Tensor, problem: Problem) -> Tens
 
 
 def _probabilities(scores: Tensor, lse: Tensor) -> Tensor:
-    """`exp(scores - lse)`, and 0 in rows that see nothing, where lse is -inf, and for keys that a row does not see."""
+    """Compute `exp(scores - lse)`; 0 for unseen keys and for rows that see nothing, where lse is -inf."""
     p = (scores - lse.masked_fill(lse == -math.inf, math.inf).unsqueeze(-1)).exp()
     return p.masked_fill(scores == -math.inf, 0.0)

@@ -38,7 +38,7 @@ class _Seen(NamedTuple):
 
 
 def attend(step: Step, problem: Problem, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """`(out, lse)` of a step, computed in `dtype`."""
+    """Compute `(out, lse)` of a step in `dtype`."""
     check(step, problem)
     _write(step, problem)
     batch, seq = step.query.shape[:2]
@@ -62,7 +62,7 @@ def attend(step: Step, problem: Problem, dtype: torch.dtype) -> tuple[Tensor, Te
 
 
 def _seen(step: Step, problem: Problem, dtype: torch.dtype) -> Iterator[_Seen]:
-    """The spans that have rows, beside those of the same query rows before them."""
+    """Yield the nonempty spans, each with its columns of scores, which follow those of earlier spans of the same rows."""
     filled = [0] * step.query.shape[:2].numel()
     for line in step.spans.tolist():
         span = Span(*line)
@@ -90,7 +90,7 @@ def _rows_of(step: Step, problem: Problem, span: Span, at: int, offset: int, seq
 
 
 def _scores(step: Step, problem: Problem, seen: _Seen, query: Tensor) -> Tensor:
-    """`(rows, heads, group, count)`, -inf where a query head does not see a row."""
+    """Compute scores `(rows, heads, group, count)`; -inf where a query head does not see a row."""
     span = seen.span
     scores = problem.scale * (query[seen.rows, seen.heads] @ seen.keys.mT)
     if problem.softcap:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dilkit.inputs import Inputs
 
 COUNT = "count"
-"""In the place of the name of a form: a backend goes by `Pattern.count`, whatever the branches are."""
+"""In place of the name of a form: a backend goes by `Pattern.count`, whatever the branches are."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a backend can compute, as data.
+    """Limits of a backend, as data.
 
     The defaults describe a backend for CPUs that supports everything. None in place of a set or a number means no limit.
 
@@ -80,29 +80,29 @@ class Limits:
     head_dim_multiple: int = 1
     """`head_dim` must be a multiple of this."""
     causal: bool = True
-    """Whether `is_causal=True` is supported."""
+    """True if `is_causal=True` is supported."""
     key_padding_mask: bool = True
-    """Whether a `key_padding_mask` is supported."""
+    """True if a `key_padding_mask` is supported."""
     gradients: bool = True
-    """Whether there is a backward pass."""
+    """True if there is a backward pass."""
     varlen: bool = False
-    """Whether sequences of different lengths may be packed one after the other (`Inputs.cu_seqlens`)."""
+    """True if sequences of different lengths may be packed one after the other (`Inputs.cu_seqlens`)."""
     kv_cache: bool = False
-    """Whether the last rows alone may be computed, against a cache of keys and values (`Inputs.cache_seqlens`)."""
+    """True if the last rows alone may be computed, against a cache of keys and values (`Inputs.cache_seqlens`)."""
     query_offset: bool = False
     """Allows other queries than keys (`Problem.queries`)."""
     stored: frozenset[str] = frozenset()
     """Dtypes of stored rows, of a backend with the decoding protocol (`dilkit.decoding.protocol`)."""
     dropout: bool = False
-    """Whether weights may be dropped: `forward`, `backward` and those of packed sequences then take a `dropout`, by this name."""
+    """True if weights may be dropped: `forward`, `backward` and those of packed sequences then take a `dropout`, by this name."""
     softcap: bool = False
-    """Whether scores may be capped (`problem.softcap`)."""
+    """True if scores may be capped (`problem.softcap`)."""
     biases: frozenset[str] = frozenset()
     """The kinds of bias that may be added to the scores (`Inputs.bias`), of `dilkit.bias.form.BIASES`."""
     grouped_heads: bool = True
-    """Whether there may be fewer key/value heads than query heads."""
+    """True if there may be fewer key/value heads than query heads."""
     head_ranges: bool = True
-    """Whether a branch may serve a range of heads only (`Pattern.heads`)."""
+    """True if a branch may serve a range of heads only (`Pattern.heads`)."""
     forms: frozenset[str] | None = None
     """The forms that a pattern may be lowered to: some of `dilkit.pattern.lowering.FORMS`, or `COUNT` for a backend that goes by
     `Pattern.count`. None: dilated segments alone, `problem.pattern.segments`.
@@ -129,7 +129,7 @@ class Limits:
             integer("max_head_dim", self.max_head_dim, at_least=0)
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
-        """Every limit that `problem` exceeds; empty when it exceeds none."""
+        """Return a refusal for every limit that `problem` exceeds."""
         return (*self._device_refusals(problem), *self._size_refusals(problem), *self._feature_refusals(problem))
 
     def _device_refusals(self, problem: Problem) -> list[Refusal]:
@@ -216,7 +216,7 @@ class Limits:
 
 
 def offset_refusals(problem: Problem) -> list[Refusal]:
-    """Where the query heads of a key/value head are taken to keep the same rows: segments of which they do not."""
+    """Refuse segments whose offsets differ among the query heads of one key/value head."""
     group, forms = problem.heads // problem.kv_heads, problem.forms
     unlike = [form for form in forms if isinstance(form, Segments) and not form.shares_offsets(group)]
     if not unlike:
@@ -264,20 +264,20 @@ class Backend(ABC):
     extra: ClassVar[str] = ""
     """The extra of dilkit that installs what is required."""
     limits: ClassVar[Limits] = Limits()
-    """What the backend can compute."""
+    """The problems that the backend can compute."""
     priority: ClassVar[int] = 0
     """The automatic choice takes the backend with the highest priority that can compute the problem. dilkit's own backends
     have priorities from 0 to 20, which a table redistributes among them by what suits the device.
     """
     reproducible: ClassVar[bool] = False
-    """Whether equal inputs give equal bits in every run, with any number of threads. `dilkit verify --repeats` repeats runs."""
+    """True if equal inputs give equal bits in every run, with any number of threads. `dilkit verify --repeats` repeats runs."""
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
-        """Every reason why this backend cannot compute `problem`; empty when it can."""
+        """Return every reason why this backend cannot compute `problem`; empty if it can."""
         return (*missing_modules(self.requires, self.extra), *self.limits.refusals(problem))
 
     def detail(self, problem: Problem) -> str:
-        """Which of its kernels the backend would run for a problem that it does not refuse, and why; empty if it has only one."""
+        """Describe the kernel that would run for a problem that is not refused, and why; empty if there is only one."""
         return ""
 
     def proof_facts(self, problem: Problem) -> tuple[str, ...]:
@@ -296,14 +296,14 @@ class Backend(ABC):
 
     @abstractmethod
     def forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
-        """`(out, lse)`: `out` contiguous, shaped and typed like the query; `lse` `(batch, heads, rows)`, fp32 (fp64 for fp64).
+        """Return `out`, contiguous and like the query, and `lse` `(batch, heads, rows)`, fp32 (fp64 for fp64).
 
         A row that sees no key has `out = 0`, `lse = -inf`. Packed sequences come with `inputs.cu_seqlens` if `limits.varlen`, the
         last rows against a cache with `inputs.cache_seqlens` if `limits.kv_cache`, and `inputs.dropout` if `limits.dropout`.
         """
 
     def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, ...]:
-        """`(dquery, dkey, dvalue)`, exact given the `out` and `lse` of the whole softmax: `P = exp(s - lse)`.
+        """Return `(dquery, dkey, dvalue)`, given the `out` and `lse` of the whole softmax: `P = exp(s - lse)`.
 
         `dout` has a contiguous last dimension. Rows with `lse = -inf` have zero gradient. There is none against a cache. With
         `problem.bias.learned` a fourth is the gradient of `inputs.bias.weights`, summed over the batch.
@@ -312,7 +312,7 @@ class Backend(ABC):
 
 
 def missing_modules(modules: tuple[str, ...], extra: str = "") -> tuple[Refusal, ...]:
-    """A refusal for each module that is not installed; nothing is imported to find out. `extra` of dilkit brings them all."""
+    """Return a refusal for each missing module, without importing any; `extra`: the extra of dilkit that installs them."""
     hint = f"pip install 'dilkit[{extra}]'" if extra else ""
     return tuple(
         Refusal("module", name, "not installed", hint or f"pip install {name}") for name in modules if not _installed(name)
@@ -328,7 +328,7 @@ def _installed(module: str) -> bool:
 
 
 def torch_hint(device: Device) -> str:
-    """Which torch to install for a GPU that the installed one has no code for."""
+    """Return advice on the torch build to install if the installed one has no code for this GPU."""
     capability = device.capability
     if device.platform == "hip":
         return "install a torch built for ROCm"

@@ -20,7 +20,7 @@ SMALLEST_DROPOUT = 2**-32
 
 
 def shown(value: object) -> str:
-    """`repr(value)` for the text of an error, however long it is."""
+    """Return `repr(value)` for the text of an error, cut to `MOST_SHOWN` characters."""
     try:
         text = repr(value)
     except ValueError:  # Python writes no integer of more than 4,300 digits
@@ -35,7 +35,7 @@ def check_type(name: str, value: object, kind: Any, needed: str) -> None:
 
 
 def integer(name: str, value: Any, at_least: int | None = None) -> int:
-    """`value` as an int. Raises TypeError for bools, also numpy's and torch's, and non-integers, ValueError below `at_least`."""
+    """Return `value` as an int. Raises TypeError for bools and non-integers, ValueError below `at_least`."""
     number: int = value
     if type(value) is not int:
         if isinstance(value, bool) or "bool" in str(getattr(value, "dtype", "")):
@@ -76,7 +76,7 @@ def one_of(name: str, value: Any, known: tuple[str, ...], error: type[ValueError
 
 
 def real(name: str, value: Any, above: float | None = None) -> float:
-    """`value` as a float. Raises TypeError for bools and non-numbers, ValueError unless finite and greater than `above`."""
+    """Return `value` as a float. Raises TypeError for bools and non-numbers, ValueError unless finite and above `above`."""
     if type(value) is not float and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
         raise TypeError(f"{name}={shown(value)} is a {type(value).__name__}; a number is needed")
     try:
@@ -98,7 +98,7 @@ def not_distributed(name: str, x: Any) -> None:
 
 
 def probability(name: str, value: Any) -> float:
-    """`value` as a float. Raises as `real`, and ValueError unless it is 0, or at least `SMALLEST_DROPOUT` away from 0 and 1."""
+    """Return `value` as a float. Raises as `real`, and ValueError unless 0 or at least `SMALLEST_DROPOUT` from 0 and 1."""
     if type(value) is float and value == 0:
         return value
     number = real(name, value)
@@ -111,7 +111,7 @@ def probability(name: str, value: Any) -> float:
 
 
 def visible(text: str, most: int | None = None) -> str:
-    """`text` in one line, with what a terminal would obey instead of showing written as an escape; `most` characters of it."""
+    """Return `text` in one line with control characters escaped, cut to `most` characters."""
     cut = text if most is None or len(text) <= most else f"{text[:most]}..."
     if cut.isprintable():
         return cut

@@ -1,4 +1,4 @@
-"""Every environment variable that dilkit reads, in one place, at each use.
+"""All environment variables of dilkit, read again at each use.
 
 A malformed value raises `VariableError`, a ValueError that names the variable.
 """

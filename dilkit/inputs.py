@@ -36,18 +36,18 @@ class Inputs(NamedTuple):
     key_padding_mask: Tensor | None = None
     """Bool `(batch, seq)`, any strides: True = ignored."""
     cu_seqlens: Tensor | None = None
-    """Of packed sequences (`problem.varlen`), tensors `(1, total, heads, head_dim)`: sequence b has the rows `cu_seqlens[b]` to
-    `cu_seqlens[b + 1] - 1`, for which the pattern begins anew. int32 `(sequences + 1,)`, contiguous, on the tensors' device; it
+    """Packed rows (`problem.varlen`), tensors `(1, total, heads, head_dim)`: sequence b has the rows `cu_seqlens[b]` to
+    `cu_seqlens[b + 1] - 1`, for which the pattern restarts. int32 `(sequences + 1,)`, contiguous, on the tensors' device; it
     begins with 0, does not decrease and ends with `total`: on a CPU that is checked. `problem.seq` is at least the longest
     length.
     """
     cache_seqlens: Tensor | None = None
-    """Of a cache (`problem.kv_cache`): `key` and `value` are `(batch, capacity, kv_heads, head_dim)`, sequence b is their first
+    """A cache (`problem.kv_cache`): `key` and `value` are `(batch, capacity, kv_heads, head_dim)`, sequence b is their first
     `cache_seqlens[b]` rows, and `query` its last, causal; what lies beyond is not read. int32 `(batch,)`, contiguous, on the
     tensors' device, from the rows of `query` to the capacity, which is `problem.seq`.
     """
     dropout: Dropout | None = None
-    """Which weights are dropped: `dropout.kept(heads, rows, keys, batch)`, and `dropout.factor` multiplies the others."""
+    """The weights to drop: `dropout.kept(heads, rows, keys, batch)`, and `dropout.factor` multiplies the others."""
     bias: LoweredBias | None = None
     """Tensors added to the scores: `weights` `(heads, entries)`, or by query `(heads, batch, seq, entries)`, and, if
     `problem.bias.placed`, `positions` of the keys' rows.

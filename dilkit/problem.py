@@ -64,15 +64,15 @@ class Problem:
     device: Device = field(default_factory=lambda: probe("cpu"))
     """The device that the tensors are on; by default the CPU of this machine."""
     is_causal: bool = False
-    """Whether a query sees no key after itself."""
+    """True if a query sees no key after itself."""
     key_padding_mask: bool = False
-    """Whether the call has a mask of keys."""
+    """True if the call has a mask of keys."""
     requires_grad: bool = False
-    """Whether a backward pass will follow."""
+    """True if a backward pass will follow."""
     varlen: bool = False
-    """Whether sequences are packed one after the other; `seq` is then at least the longest, `batch` is 1."""
+    """True if sequences are packed one after the other; `seq` is then at least the longest, `batch` is 1."""
     kv_cache: bool = False
-    """Whether only the last rows are computed, against a cache of keys and values whose capacity is `seq`."""
+    """True if only the last rows are computed, against a cache of keys and values whose capacity is `seq`."""
     stored: str = ""
     """Dtype of the stored rows that a step of decoding attends to (`DecodingBackend.attend_stored`); empty: it is no step."""
     dropout_p: float = 0.0
@@ -80,7 +80,7 @@ class Problem:
     softcap: float = 0.0
     """Scores are `softcap * tanh(score / softcap)` before the bias; 0 for none."""
     bias: BiasForm | None = None
-    """What kind of bias is added to the scores."""
+    """The kind of bias that is added to the scores."""
     queries: int | None = None
     """Queries of a sequence, of packed ones of the longest, where query i is not key i; None where it is."""
     query_offset: int | None = 0
@@ -148,7 +148,7 @@ class Problem:
 
     @property
     def forms(self) -> Forms:
-        """What the pattern shows to these heads, as forms that kernels compute."""
+        """The pattern of these heads, as forms that kernels compute."""
         return lower(self.pattern, self.span, self.heads, self.kv_heads)
 
     @property
@@ -159,7 +159,7 @@ class Problem:
 
     @classmethod
     def of(cls, query: Tensor, key: Tensor, pattern: Pattern, **options: Any) -> Problem:
-        """The problem of a call with these tensors. `options` are further fields, such as `is_causal`.
+        """Return the problem of a call with these tensors. `options` are further fields, such as `is_causal`.
 
         >>> import torch
         >>> from dilkit import Pattern, Problem
@@ -210,7 +210,7 @@ def default_offset(queries: int, keys: int, is_causal: bool) -> int:
 
 
 def check_scale(scale: float, dtype: str) -> float:
-    """`scale`. Raises ValueError where it would make infinite scores in `dtype`."""
+    """Return `scale`. Raises ValueError if scores in `dtype` would be infinite."""
     if abs(scale) > (most := MOST_SCALE[dtype == "float64"]):
         raise ValueError(f"scale={scale:g} would make infinite scores in {dtype}; at most {most:g} is needed")
     return scale

@@ -149,7 +149,7 @@ def explain(problem: Problem, backend: str | Sequence[str] | None = None) -> Tra
     """Explain the choice of a backend for `problem`: every backend with its verdict and all reasons, as a `Trace`.
 
     Verdicts are "picked", "able", "refused" and "broken". `backend` requests backends as in `dilated_attention`. Nothing is
-    computed, so `problem.device` may be a device that is not there (`Device.assume`). Raises TypeError for anything but a
+    computed, so `problem.device` may be a device that is missing (`Device.assume`). Raises TypeError for anything but a
     `Problem`, ValueError for an unknown name.
 
     Example:

@@ -1,4 +1,4 @@
-"""Tensors that a call gives: blocks that a model chooses, and intervals of a mask, for `dilkit.dilated_attention`."""
+"""Make the tensors of a pattern that each call chooses: blocks by their scores, and intervals from a mask."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class Flex(Backend):
         return order if order is not None and pays(problem, order) else None
 
     def compiled(self, function: Callable[..., Any], problem: Problem, *options: Hashable) -> Callable[..., Any]:
-        """Return `function`, compiled anew for problems and options that it was not made for."""
+        """Return `function`, compiled again for problems and options that it was not made for."""
         key = problem.pattern.to_json(), problem.is_causal, problem.softcap, problem.bias, problem.varlen
         return _compiled(function, (*key, *options))
 
@@ -164,7 +164,7 @@ class Flex(Backend):
     def _backward_in_classes(
         self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem, order: ClassOrder
     ) -> tuple[Tensor, ...]:
-        """Compute the gradients by one call, of the whole softmax as it is."""
+        """Compute the gradients in one call in class order, given `out` and `lse` of the whole softmax."""
         from torch import are_deterministic_algorithms_enabled
 
         from dilkit.backends.flex.class_order import ClassCall, differentiate
@@ -192,14 +192,14 @@ def _mixes_poison(inputs: Inputs) -> bool:
 
 
 def _finite(inputs: Inputs) -> Inputs:
-    """Inputs whose ignored keys are 0: 0 times what is not finite is NaN."""
+    """Set ignored keys and values to 0: 0 times an infinite or NaN number is NaN."""
     key, value = (without_ignored(x, inputs.key_padding_mask) for x in (inputs.key, inputs.value))
     return inputs._replace(key=key, value=value)
 
 
 @contextmanager
 def _recording() -> Iterator[None]:
-    """Autograd records what is called, also within an operator, as backends are called."""
+    """Let autograd record within the block, even inside an operator, where backends are called."""
     import torch
 
     excluded = torch._C._dispatch_tls_local_exclude_set()
@@ -223,7 +223,7 @@ def kernel_in_classes(problem: Problem, order: ClassOrder) -> tuple[str, str]:
 
 @lru_cache(maxsize=COMPILED)
 def _compiled(function: FunctionType, key: tuple[Any, ...]) -> Callable[..., Any]:
-    """A compiled copy of a function for each key: torch counts compilations by code object, and gives up after a few."""
+    """Compile a copy of a function for each key: torch counts compilations by code object, and gives up after a few."""
     import torch
 
     copied = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)

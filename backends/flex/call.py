@@ -65,7 +65,7 @@ def padded(seq: int) -> int:
 
 
 def prepare(problem: Problem, rows: int, device: torch.device) -> Prepared:
-    """The count and the blocks for calls with as many rows as `rows`, made once for a padded length."""
+    """Return the pair count and the blocks for calls of so many `rows`, cached by padded length."""
     length = padded(rows) if not problem.varlen else 0
     heads = problem.heads, problem.kv_heads
     key = "flex", problem.pattern.to_json(), heads, problem.is_causal, length, problem.seq if problem.varlen else 0, str(device)
@@ -98,12 +98,15 @@ def flex_call(inputs: Inputs, problem: Problem) -> FlexCall:
     if inputs.given is not None:
         some = some | given_blocks(inputs, problem, padded(rows) // BLOCK)
     mask_mod = _mask_mod(count, sizes, inputs, problem, packed)
+    weights = None if inputs.bias is None else inputs.bias.weights
+    if inputs.bias is not None and inputs.bias.form.by_query:
+        weights = F.pad(inputs.bias.weights, (0, 0, 0, padded(rows) - inputs.bias.weights.shape[2]))
     if inputs.key_padding_mask is not None:  # of whole blocks FlexAttention asks for no pair, and would see ignored keys
         whole = torch.zeros_like(whole)
     return FlexCall(
         *(query, key, value),
         _score_mod(count, sizes, inputs, problem, packed),
-        None if inputs.bias is None else _padded_weights(inputs.bias, padded(rows)),
+        weights,
         _block_mask(ended(some, whole, rows, keys), mask_mod, (query.shape[2], key.shape[2])),
         problem.scale,
     )
@@ -154,9 +157,10 @@ class GivenOrder:
 
     def gradients(self, query: Tensor, key: Tensor, value: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
         """Return the gradients of the tensors of the call from those of its arguments; `weights`: if they have one."""
-        own = (x[:, :, : given.shape[1]].transpose(1, 2) for x, given in zip((query, key, value), self.inputs[:3], strict=True))
+        padded_gradients = zip((query, key, value), self.inputs[:3], strict=True)
+        gradients = (x[:, :, : original.shape[1]].transpose(1, 2) for x, original in padded_gradients)
         by_query = self.problem.bias is not None and self.problem.bias.by_query
-        return *own, *(x[:, :, : self.inputs.query.shape[1]] if by_query else x for x in weights)
+        return *gradients, *(x[:, :, : self.inputs.query.shape[1]] if by_query else x for x in weights)
 
 
 def _places(cu_seqlens: Tensor, length: int, longest: int) -> tuple[Tensor, Tensor]:
@@ -227,7 +231,7 @@ def _score_mod(
 
 
 def _packed_blocks(problem: Problem, number: Tensor) -> tuple[Tensor, Tensor]:
-    """Blocks in which a sequence has rows and columns, and that lie within reach where all forms are bands."""
+    """Return the blocks that share a sequence and, if all forms are bands, lie within their reach."""
     ends = number.view(-1, BLOCK)
     first, last = ends[:, 0], ends[:, -1]
     some = (first[:, None] <= last) & (first <= last[:, None])
@@ -254,22 +258,22 @@ Shown = Callable[[Any, Any, Any, Any], Any]
 def given_pairs(inputs: Inputs, problem: Problem, length: int) -> Shown:
     """Make `shows(b, h, i, j)`, int32: what the call gives shows this pair, of `length` rows at most."""
     (form,) = (one for one in problem.forms if isinstance(one, Given))
-    given, (first, stop) = _given(inputs, problem), form.heads
-    batches, heads = given.shape[:2]
+    layout, (first, stop) = _layout(inputs, problem), form.heads
+    batches, heads = layout.shape[:2]
     if isinstance(form, GivenBlocks):
-        missing = -(-length // form.block) - given.shape[2]
-        given = F.pad(given, (0, missing, 0, missing))
+        missing = -(-length // form.block) - layout.shape[2]
+        layout = F.pad(layout, (0, missing, 0, missing))
     else:
-        given = F.pad(given, (0, 0, 0, 0, 0, length - given.shape[2]))
+        layout = F.pad(layout, (0, 0, 0, 0, 0, length - layout.shape[2]))
 
     def shows(b: Any, h: Any, i: Any, j: Any) -> Any:
         table = b if batches > 1 else b * 0, h if heads > 1 else h * 0
         if isinstance(form, GivenBlocks):
-            seen = given[(*table, i // form.block, j // form.block)]
+            seen = layout[(*table, i // form.block, j // form.block)]
         else:
             seen = i != i
-            for n in range(given.shape[3]):
-                seen = seen | ((j >= given[(*table, i, n, 0)]) & (j < given[(*table, i, n, 1)]))
+            for n in range(layout.shape[3]):
+                seen = seen | ((j >= layout[(*table, i, n, 0)]) & (j < layout[(*table, i, n, 1)]))
         return ((h >= first) & (h < stop) & seen).to(torch.int32)
 
     return shows
@@ -278,16 +282,15 @@ def given_pairs(inputs: Inputs, problem: Problem, length: int) -> Shown:
 def given_blocks(inputs: Inputs, problem: Problem, count: int) -> Tensor:
     """Mark the blocks, `count` a side, that hold a pair: bool `(batch or 1, heads, count, count)`."""
     (form,) = (one for one in problem.forms if isinstance(one, Given))
-    given = _given(inputs, problem)
+    layout = _layout(inputs, problem)
     if isinstance(form, GivenBlocks):
-        edges = torch.arange(count, device=given.device) * BLOCK
-        first = torch.arange(given.shape[2], device=given.device)[:, None] * form.block
+        edges = torch.arange(count, device=layout.device) * BLOCK
+        first = torch.arange(layout.shape[2], device=layout.device)[:, None] * form.block
         overlap = ((first < edges + BLOCK) & (edges < first + form.block)).float()
-        some = overlap.T @ given.float() @ overlap > 0
+        some = overlap.T @ layout.float() @ overlap > 0
     else:
-        rows = F.pad(given, (0, 0, 0, 0, 0, count * BLOCK - given.shape[2])).view(
-            *given.shape[:2], count, BLOCK * given.shape[3], 2
-        )
+        intervals = F.pad(layout, (0, 0, 0, 0, 0, count * BLOCK - layout.shape[2]))
+        rows = intervals.view(*layout.shape[:2], count, BLOCK * layout.shape[3], 2)
         seen = (rows[..., 0] < rows[..., 1]).int()
         steps = seen.new_zeros(*seen.shape[:3], count + 1)  # one more block begins, or has ended, to hold an interval
         for ends, sign in ((rows[..., 0] // BLOCK, 1), ((rows[..., 1] - 1) // BLOCK + 1, -1)):
@@ -298,15 +301,11 @@ def given_blocks(inputs: Inputs, problem: Problem, count: int) -> Tensor:
     return some.tril() if problem.is_causal else some
 
 
-def _given(inputs: Inputs, problem: Problem) -> Tensor:
+def _layout(inputs: Inputs, problem: Problem) -> Tensor:
     if inputs.intervals is not None:
         return inputs.intervals
     assert inputs.block_layout is not None
     return as_bools(inputs.block_layout, problem.heads)
-
-
-def _padded_weights(bias: LoweredBias, length: int) -> Tensor:
-    return F.pad(bias.weights, (0, 0, 0, length - bias.weights.shape[2])) if bias.form.by_query else bias.weights
 
 
 def bias_of(bias: LoweredBias) -> Mod:

@@ -63,7 +63,7 @@ def _order(problem: Problem, least: int) -> ClassOrder | NoOrder:
 
 
 def pairs_in_given_order(problem: Problem) -> int:
-    """Bound the pairs of tokens in the blocks that have to be computed without an order, over all heads, from below."""
+    """Return a lower bound on the pairs of tokens computed without class order, over all heads."""
     rows, pairs = -(-problem.seq // BLOCK), 0
     for head in range(problem.heads):
         reach = 0
@@ -77,21 +77,21 @@ def pairs_in_given_order(problem: Problem) -> int:
 
 
 def moved_bytes(problem: Problem, order: ClassOrder) -> int:
-    """Count the bytes of the copies of a forward pass: keys and values, read and written, and in a batch queries and out."""
+    """Count the bytes that reordering copies in a forward pass: keys and values, and for a batch also queries and `out`."""
     row = problem.batch * order.rate * order.places * problem.head_dim * DTYPE_BYTES[problem.dtype]
     is_view = problem.batch == 1 and problem.seq == order.rate * order.places
     return int(row * (problem.kv_heads * 2 * (1 + order.copies) + (0 if is_view else problem.heads * 4)))
 
 
 def pays(problem: Problem, order: ClassOrder) -> bool:
-    """True if products and copies in class order take less time than the products alone without it."""
+    """True if class order is estimated to be faster: its copies cost less than the products that it saves."""
     flops = 4 * problem.head_dim
     products = flops * order.pairs * problem.batch
     return products + FLOPS_A_BYTE * moved_bytes(problem, order) < flops * pairs_in_given_order(problem)
 
 
 def described(problem: Problem, order: ClassOrder) -> str:
-    """Return the numbers by which class order was chosen, as `explain` shows them."""
+    """Describe why class order was chosen, for `explain`: pairs with and without it, and bytes copied."""
     pairs, others = order.pairs * problem.batch, pairs_in_given_order(problem)
     return (
         f"one pass over the tokens of {order.rate} residue classes: {pairs:,} pairs in blocks, at least {others:,} without; "
@@ -172,7 +172,7 @@ def differentiate(
 
 
 class ClassCall:
-    """A call in class order: its arguments, and the way back of its results. `back`: that of the backward pass."""
+    """A call with its rows in class order: its arguments, and its results in token order. `back`: for the backward pass."""
 
     def __init__(self, inputs: Inputs, problem: Problem, order: ClassOrder, back: bool) -> None:
         self.inputs, self.problem, self.order = inputs, problem, order

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     EncodeArguments = tuple[tuple[int, ...], int, bool, bool, float, BranchArrays, EncodedScores, int, bool]
 
 NO_BIAS, TABLE, AXIS_TABLES, ROW_TABLES = 0, 4, 5, 6
-"""What a bias is a function of, beside the metrics from 1 on: kernels/native.h."""
+"""Inputs of a bias, besides the metrics from 1 on: kernels/native.h."""
 MOST_ENTRIES = 2**31
 """Numbers of a bias by query, of a head of a sequence: kernels count them in 32 bits."""
 MAX_BRANCHES = 64
@@ -159,7 +159,7 @@ def _pattern_refusals(problem: Problem) -> list[Refusal]:
 
 
 def _queries_refused(problem: Problem) -> list[Refusal]:
-    """Positions that the kernel has not, where query i is not key i."""
+    """Refuse query positions that the kernel cannot represent where query i is not key i."""
     offset, hint = problem.query_offset or 0, 'backend="reference"'
     if any(isinstance(form, Grid) for form in problem.forms):
         return [Refusal("queries", f"{problem.queries:,}", "a grid has as many queries as keys", hint)]
@@ -240,7 +240,7 @@ def _instruction_sets() -> tuple[str, ...]:
 
 
 def instruction_set() -> str:
-    """The instruction set that the kernel runs: that of `DILKIT_CPU_ISA`, else the best of this machine."""
+    """Return the instruction set that the kernel runs: `DILKIT_CPU_ISA` if set, else the best of this machine."""
     return environment.cpu_isa(_instruction_sets())
 
 
@@ -257,7 +257,7 @@ class EncodedCall(NamedTuple):
 
 
 def _prepared(problem: Problem, query: Tensor) -> tuple[EncodedProblem, str, int]:
-    """The first arguments of the kernel: the encoded problem, the instruction set, and the threads for the call.
+    """Return the first arguments of the kernel: the encoded problem, the instruction set and the number of threads.
 
     In a packed call each row has the work of one of the longest sequence, at most.
     """
@@ -282,7 +282,7 @@ def _encode(problem: Problem) -> EncodedProblem:
 
 
 def encode_problem(problem: Problem) -> EncodeArguments:
-    """The arguments of `_native.EncodedProblem`."""
+    """Return the arguments of `_native.EncodedProblem`."""
     sizes = problem.heads, problem.kv_heads, problem.head_dim
     return (
         (problem.batch, _seq(problem), *sizes, BLOCK_ROWS, ROW_STEP, CHUNK_ROWS, residue_classes(problem)),

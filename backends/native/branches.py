@@ -79,18 +79,18 @@ class KernelBranch(NamedTuple):
 
 
 def kernel_branches(forms: Sequence[Form]) -> list[KernelBranch]:
-    """The branches of the kernel for these forms, in the order of the pattern."""
+    """Return the kernel's branches for these forms, in the order of the pattern."""
     return sorted({KernelBranch.of(form) for form in forms})
 
 
 def given_branch(forms: Sequence[Form]) -> int:
-    """The place of the branch of the kernel whose tables each call gives; -1: there is none."""
+    """Return the index of the kernel branch whose tables come with each call; -1 without one."""
     branches = [KernelBranch.of(form) for form in forms if isinstance(form, Given)]
     return kernel_branches(forms).index(branches[0]) if branches else -1
 
 
 def branch_arrays(problem: Problem) -> BranchArrays:
-    """The arrays of `problem.pattern`, with an offset or a table for each query head."""
+    """Make the arrays of `problem.pattern`: an offset or a table for each query head."""
     import numpy as np
 
     forms, tables = problem.forms, TablePairs()
@@ -121,7 +121,7 @@ class TablePairs:
         self._numbers: dict[Hashable, int] = {}
 
     def shown_by(self, form: Form) -> int:
-        """The number of the pair that says what a form shows; 0 for a form without one."""
+        """Return the index of the pair of tables that describes a form; 0 for a form without one."""
         if isinstance(form, Runs):
             return self._number(id(form.queries), lambda: (form.queries, form.keys))
         if isinstance(form, Global):
@@ -130,7 +130,7 @@ class TablePairs:
         return 0
 
     def left_out(self, form: Form) -> int:
-        """The number of the pair whose rows that see something take no part in a form; -1 if all do."""
+        """Return the index of the pair of tables whose nonempty rows a form excludes; -1 if it excludes none."""
         rows, columns = form.without_rows, form.without_columns
         if rows is None or columns is None:
             return -1
@@ -138,7 +138,7 @@ class TablePairs:
         return self._number(key, lambda: tuple(_inside_and_outside(x, x[:0]) for x in (rows, columns)))
 
     def arrays(self) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
-        """`table`, `rows_end`, `first_columns` and `columns` of `BranchArrays`."""
+        """Return `table`, `rows_end`, `first_columns` and `columns` of `BranchArrays`."""
         import numpy as np
 
         none = np.empty(0, np.int64)
@@ -156,7 +156,7 @@ class TablePairs:
 
 
 def _inside_and_outside(rows: Int64Array, outside: Int64Array) -> RunTable:
-    """Rows in the runs `rows` see all columns, the others `outside`."""
+    """Make a table in which the rows in `rows` see all columns, and the others `outside`."""
     import numpy as np
 
     # Before each run of `rows` is one of others, and one after the last; the first is empty where row 0 is in `rows`.
@@ -166,15 +166,15 @@ def _inside_and_outside(rows: Int64Array, outside: Int64Array) -> RunTable:
 
 
 def residue_classes(problem: Problem) -> int:
-    """The distance of which those of all pairs are multiples: the kernel takes each class of rows modulo it as a sequence.
+    """Return the largest stride that divides all distances of visible pairs. The kernel treats each class as a sequence.
 
-    Of the last rows of a cache it does not, where rows are few.
+    For the last rows of a cache, which are few, it is 1.
     """
     rates = [form.rate if isinstance(form, Band) else 1 for form in problem.forms]
     return 1 if problem.kv_cache or problem.queries is not None else min(math.gcd(*rates), UNBOUNDED)
 
 
 def widest_window(problem: Problem) -> int:
-    """The widest window that does not reach over the whole sequence, of packed ones the longest; 0 if there is none."""
+    """Return the widest window that is narrower than the (longest) sequence; 0 without one."""
     windows = [reach + 1 for form in problem.forms if isinstance(form, Band) for reach in (form.back, form.ahead)]
     return max((window for window in windows if window < problem.span), default=0)

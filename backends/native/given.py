@@ -69,20 +69,20 @@ def _starts(counts: Tensor) -> Tensor:
 
 def _of_blocks(layout: Tensor, block: int, by_key: bool) -> _Runs:
     batches, heads, blocks, _ = layout.shape
-    counts, columns = _of_bools(layout.mT if by_key else layout) if layout.dtype is torch.bool else _of_numbers(layout, by_key)
+    if layout.dtype is torch.bool:
+        rows = (layout.mT if by_key else layout).flatten(0, 2)
+        steps = F.pad(rows.to(torch.int8), (1, 1)).diff(dim=1)
+        begins = steps == 1
+        counts, columns = begins.sum(1), torch.stack((begins.nonzero()[:, 1], (steps == -1).nonzero()[:, 1]), 1)
+    else:
+        counts, columns = _of_numbers(layout, by_key)
     tables = batches * heads
     ends = (torch.arange(1, blocks + 1) * block).repeat(tables)
     return _Runs(ends, counts, columns * block, torch.full((tables,), blocks))
 
 
-def _of_bools(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Count the runs of columns of each row of each table; return the counts and all runs `(n, 2)`, in blocks."""
-    steps = F.pad(rows.flatten(0, 2).to(torch.int8), (1, 1)).diff(dim=1)
-    begins = steps == 1
-    return begins.sum(1), torch.stack((begins.nonzero()[:, 1], (steps == -1).nonzero()[:, 1]), 1)
-
-
 def _of_numbers(layout: Tensor, by_key: bool) -> tuple[Tensor, Tensor]:
+    """Count the runs of columns of each row of each table; return the counts and all runs `(n, 2)`, in blocks."""
     batches, heads, blocks, _ = layout.shape
     table, row = torch.arange(batches * heads).view(batches, heads, 1, 1), torch.arange(blocks)[:, None]
     seen, column = layout >= 0, layout.long()

@@ -51,8 +51,8 @@ guesses until they are measured on a GPU."""
 TABLE = {"forward": FORWARD, "dots": FORWARD, "dquery": BACKWARD, "dkeyvalue": BACKWARD}
 
 
-class DeviceLauncher:
-    """Compiles kernels and launches them on the tensors' GPU; stand-ins for GPUs are subclasses."""
+class NumbaLauncher:
+    """Compiles kernels and launches them on the tensors' GPU; fakes of GPUs are subclasses."""
 
     def tiling(self, role: str, head_dim: int) -> Tiling:
         """Return a kernel's first tiling that holds `head_dim`. Raises ValueError where none does."""
@@ -92,11 +92,11 @@ class NumbaCuda(TiledBackend):
     )
     priority = 4
 
-    def __init__(self, launcher: DeviceLauncher | None = None) -> None:
-        self.launcher = launcher or DeviceLauncher()
+    def __init__(self, launcher: NumbaLauncher | None = None) -> None:
+        self.launcher = launcher or NumbaLauncher()
 
     def proof_facts(self, problem: Problem) -> tuple[str, ...]:
-        on_device = type(self.launcher) is DeviceLauncher  # stand-ins launch nothing on a device
+        on_device = type(self.launcher) is NumbaLauncher  # stand-ins launch nothing on a device
         return proof_facts(problem, self.name, *_compiler_facts()) if on_device else ()
 
     def launch_role(self, role: str, tensors: Tensors, problem: Problem, dropout: Dropout | None = None) -> None:

@@ -161,7 +161,7 @@ def dkeyvalue(tiling: Tiling) -> Callable[..., None]:
 
 @device
 def query_terms(lse, delta, tile, head, position):
-    """Return minus the lse in base 2 and delta of the query at `position`; NEG_INF and 0 if it sees nothing.
+    """Return -lse in base 2, and delta, of the query at `position`; NEG_INF and 0 if it sees nothing.
 
     A large lse is lowered by what rounding made of it and of the scores: the key that a row sees almost alone then has a weight
     of 1, not of 2 to a rounding error.

@@ -29,7 +29,7 @@ else:
     exp2, log2 = libdevice.exp2f, libdevice.log2f
 
 NEG_INF = np.float32(-math.inf)
-"""The score of a pair that is not there: its weight is 0."""
+"""The score of a missing pair: its weight is 0."""
 
 ZERO, ONE = np.float32(0.0), np.float32(1.0)
 LOG2E, LN2 = np.float32(math.log2(math.e)), np.float32(math.log(2.0))

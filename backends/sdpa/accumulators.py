@@ -116,7 +116,7 @@ def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
 
 
 def merge_lse(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The merged lse, and the shares `exp(old - lse)` and `exp(new - lse)`; -inf, 0 and 0 where both are -inf."""
+    """Return the merged lse with the shares `exp(old - lse)` and `exp(new - lse)`; -inf, 0 and 0 where both are -inf."""
     import torch
 
     highest = torch.maximum(old, new).clamp_min_(torch.finfo(old.dtype).min)  # -inf - -inf would be NaN

@@ -60,7 +60,7 @@ def _at_least_two(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _aligned_rows(q: Tensor) -> Tensor:
-    """`q` with rows added that keep the kernel's scratch memory aligned on every thread: matmuls round by alignment."""
+    """Pad `q` with rows that keep the kernel's scratch memory aligned on every thread: matmuls round by alignment."""
     batch, heads, rows, width = q.shape
     if rows % _ALIGNED_ROWS == 0:
         return q
@@ -70,7 +70,7 @@ def _aligned_rows(q: Tensor) -> Tensor:
 
 
 def _no_dropout(like: Tensor, dtype: str, *shape: int) -> Tensor:
-    """The state of a random generator, which makes no difference without dropout: it is not filled in."""
+    """Return an uninitialised random-generator state, which is never read without dropout."""
     import torch
 
     return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
@@ -123,7 +123,7 @@ _ALIGNED_KEYS, _ALIGNED_LSE = 16, 32
 
 
 def _padded_bias(mask: Tensor | None, q: Tensor) -> Tensor | None:
-    """`_bias` with aligned rows, expanded over the queries to `(batch, heads, rows, keys)` without copies."""
+    """Make `_bias` with aligned rows, expanded over the queries to `(batch, heads, rows, keys)` without copies."""
     if mask is None:
         return None
     *sizes, keys = mask.shape

@@ -210,7 +210,7 @@ def _backward(
 def _partial(
     kernel: SdpaKernel, call: StridedCall, rows: Sequence[Tensor], ignored: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """`out` and `lse` of a call; 0 and -inf in rows that see no key, where kernels return different things."""
+    """Compute `out` and `lse` of a call; 0 and -inf in rows that see no key, where kernels differ."""
     import torch
 
     if call.reverse:
@@ -225,7 +225,7 @@ def _partial(
 
 
 def _sign_and_factor(scale: float) -> tuple[int, float]:
-    """`scale` as sign and positive factor: kernels multiply the -inf of a masked score by it, and 0 gives NaN, -1 gives +inf."""
+    """Split `scale` into sign and positive factor: kernels multiply a masked -inf by it, and 0 gives NaN, -1 gives +inf."""
     if scale > 0:
         return 1, scale
     return (-1, -scale) if scale < 0 else (0, 1.0)

@@ -47,7 +47,7 @@ class Accumulated(NamedTuple):
     rounded: bool
 
     def begin(self, like: Tensor, part: Tensor | None = None) -> tuple[Tensor, int]:
-        """The tensor, and how many calls are in it: `part`, of the first, if it lies in memory as the whole does; else zeros."""
+        """Return the accumulator and the number of calls in it: `part`, the first result, if its layout fits; else zeros."""
         import torch
 
         dtype = like.dtype if self.rounded else torch.promote_types(like.dtype, torch.float32)
@@ -64,7 +64,7 @@ class Accumulated(NamedTuple):
 
 
 class CallPlan(NamedTuple):
-    """Calls, with the views of `queries` and `keys` in the order in which their strides were given, and of the results.
+    """The planned calls and, for each tensor they read or write, its views; `queries` and `keys` hold one set per layout.
 
     Views of results are `(batch, heads, rows, head_dim)` if fused, else on the call's grid; `sums` are of lse
     `(batch, seq, heads)`, `merged` is `out`, `dquery` and `dkey` are gradients.

@@ -25,7 +25,7 @@ OLDEST = (8, 0)
 
 
 def why_eager(problem: Problem) -> str:
-    """The reason why torch's operators merge on the CUDA device of `problem`; empty where one kernel a call does."""
+    """Return why torch's operators merge on the CUDA device of `problem`; empty if one kernel per call does."""
     if problem.device.platform == "hip":
         return "the kernel has not been tried on AMD's GPUs"
     capability = problem.device.capability or (0, 0)
@@ -109,7 +109,7 @@ def _add_is_right(kernels: RowKernels, device: torch.device, dtype: torch.dtype,
 
 
 def _numbers(start: int, device: torch.device, *sizes: int) -> Tensor:
-    """Numbers from -1 to 1, the same ones wherever they are made."""
+    """Make deterministic numbers from -1 to 1."""
     import torch
 
     count = torch.Size(sizes).numel()
@@ -117,7 +117,7 @@ def _numbers(start: int, device: torch.device, *sizes: int) -> Tensor:
 
 
 def _every_other_row(x: Tensor) -> Tensor:
-    """`x` `(batch, heads, rows, ...)` in every other row of a tensor `(batch, rows, heads, ...)`."""
+    """Copy `x` `(batch, heads, rows, ...)` into every other row of a tensor `(batch, rows, heads, ...)`."""
     batch, heads, rows = x.shape[:3]
     rows_apart = x.new_zeros(batch, 2 * rows, heads, *x.shape[3:])[:, ::2].transpose(1, 2)
     return rows_apart.copy_(x)

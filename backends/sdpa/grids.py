@@ -113,7 +113,7 @@ def _grids(form: Form, pattern: Pattern, rows: Interval, keys: Interval, group: 
 
 
 def _band_grids(band: Band, rows: Interval, keys: Interval, is_causal: bool, group: int) -> Iterator[ProblemGrid]:
-    """A band among the tokens of each residue modulo its rate, of all that take part."""
+    """Yield the grids of a band: one for each residue class modulo its rate, among the tokens that take part."""
     begin = -(-band.first // band.rate)
     back, ahead = (min(reach, UNBOUNDED) // band.rate + 1 for reach in (band.back, band.ahead))
     for (row, stop), (key, end) in product(outside(band.without_rows, rows), outside(band.without_columns, keys)):
@@ -132,7 +132,7 @@ def _band_grids(band: Band, rows: Interval, keys: Interval, is_causal: bool, gro
 def _tile_grids(
     tiles: Iterable[Tile], first: int, residues: int, rate: int, served: Interval, group: int
 ) -> Iterator[ProblemGrid]:
-    """Tiles of the tokens of residues `first`, `first + 1` and so on, for every query head of `served`."""
+    """Yield the grids of a tile in the residue classes from `first` on, for every query head of `served`."""
     for tile in tiles:
         for kv_head, kv_heads, inner, inners in rectangles(*served, group):
             blocks, each = GridAxis(tile.number, row=tile.step * rate), GridAxis(residues, row=1)
@@ -141,20 +141,20 @@ def _tile_grids(
 
 
 def _tile_grid(tile: Tile, rate: int, row_step: int, begin: tuple[int, int, int], axes: tuple[GridAxis, ...]) -> ProblemGrid:
-    """A tile of tokens `rate` apart; `begin`: their first row, the query head and the key/value head."""
+    """Make the grid of a tile of tokens `rate` apart; `begin`: its first row, query head and key/value head."""
     axes, key_shift = tuple(axis for axis in axes if axis.size > 1), (tile.key - tile.query) * rate
     row = begin[0] + tile.query * rate
     return ProblemGrid(tile.rows, row_step, row, *begin[1:], axes, tile.keys, key_shift, tile.seen)
 
 
 def segment_grids(form: Segments, rows: Interval, keys: Interval, group: int, is_causal: bool) -> Iterator[ProblemGrid]:
-    """The segments of a form, with `group` query heads to a key/value head: each row that a head keeps is in one problem."""
+    """Return grids that cover the segments of a form once, with `group` query heads to a key/value head."""
     seq = max(rows[1], keys[1])
     length, rate = min(form.length, seq), form.rate
     spans = _segments(length, rows, keys)
     for kv_first, kv_count, u_first, u_count in rectangles(*form.heads, group):
         heads = range(kv_first * group + u_first, (kv_first + kv_count) * group, group)
-        offsets = [form.offsets[head - form.heads[0]] for head in heads]
+        offsets = list(map(form.offset_of, heads))
         for (first, (equals, equal), (ascends, ascending)), span in product(offset_blocks(offsets), spans):
             start, segments, own_rows, own_keys = span
             of_heads = GridAxis(equals, 0, equal * group, equal), GridAxis(u_count, head=1)
@@ -181,7 +181,7 @@ def _segments(length: int, rows: Interval, keys: Interval) -> list[tuple[int, Gr
 
 
 def offset_blocks(offsets: Sequence[int]) -> Iterator[tuple[int, tuple[int, int], tuple[int, int]]]:
-    """Blocks of `offsets` by their first place, with two axes `(size, step)`: along one they are equal, along the other ascend.
+    """Cut `offsets` into blocks with two axes `(size, step)`: offsets are equal along one axis and ascend along the other.
 
         offsets[first + i * equal_step + j * ascending_step] == offsets[first] + j
 
@@ -211,7 +211,7 @@ def _as_far_as(offsets: Sequence[int], first: int, step: int) -> int:
 
 
 def rectangles(start: int, stop: int, period: int) -> Iterator[tuple[int, int, int, int]]:
-    """`start .. stop - 1` written as `outer * period + inner`: up to three blocks (outer, outers, inner, inners)."""
+    """Cut `start .. stop - 1` into up to three blocks (outer, outers, inner, inners) of `outer * period + inner`."""
     outer, inner = divmod(start, period)
     if inner and start < stop:
         end = min(stop, (outer + 1) * period)

@@ -39,7 +39,7 @@ def cpu_layout(x: Tensor) -> Tensor:
 
 
 def cuda_layout(x: Tensor, expanded: bool = True) -> Tensor:
-    """`x`, or a copy if its rows do not begin where kernels read whole vectors, or if `expanded` is not allowed and it is."""
+    """Return `x`, or a copy if its rows are not aligned for vector reads, or if it is expanded and may not be."""
     unit = _vector_bytes(x.shape, x.stride(), x.element_size(), expanded)
     if unit and x.data_ptr() % unit == 0:
         return x
@@ -78,7 +78,7 @@ class SdpaKernel:
     """Why torch could not plan a call, by the problem: in this process it is not tried again."""
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
-        """Every reason why this kernel cannot compute `problem`; modules to install come last."""
+        """Return every reason why this kernel cannot compute `problem`; modules to install come last."""
         missing = [Refusal("module", name, "not installed", hint) for name, hint in self.requires if not installed(name)]
         refusals = list(self.limits.refusals(problem))
         if problem.varlen and problem.queries is None and not (problem.is_causal or self.limits.key_padding_mask):
@@ -138,7 +138,7 @@ def _cpu_error(dtype: str) -> str:
 
 
 def _efficient_refusals(problem: Problem) -> list[Refusal]:
-    """Tensor cores, and everything from 8.0 on, read whole vectors; bf16 arithmetic came with 8.0."""
+    """Refuse head_dims that are no multiple of the vectors the kernel loads, and bf16 before capability 8.0."""
     capability = problem.device.capability or (0, 0)
     half, refusals = problem.dtype != "float32", []
     if problem.dtype == "bfloat16" and capability < (8, 0):
@@ -150,7 +150,7 @@ def _efficient_refusals(problem: Problem) -> list[Refusal]:
 
 
 def _flash_refusals(problem: Problem) -> list[Refusal]:
-    """The backward pass of wide heads does not fit the shared memory of the smaller chips."""
+    """Refuse wide heads with gradients on smaller chips: their shared memory is too small."""
     capability = problem.device.capability or (0, 0)
     small = capability in ((8, 6), (8, 9)) or capability >= (12, 0)
     if problem.requires_grad and problem.head_dim > 192 and small:
@@ -200,7 +200,7 @@ _lock = threading.RLock()
 
 @contextmanager
 def _activated(implementation: str) -> Iterator[None]:
-    """A context in which torch's flash operators run `implementation`; at its end, the one before is restored."""
+    """Within the block, torch's flash operators run `implementation`; afterwards the earlier one is restored."""
     from torch.nn import attention
 
     with _lock:

@@ -22,7 +22,7 @@ ROWS_AT_ONCE, SCORES_AT_ONCE = 256, 2**24
 
 
 def last_rows(query: Tensor, key: Tensor, value: Tensor, problem: Problem, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """`out` like `query` and `lse` `(batch, heads, rows)`; `lengths` as `Inputs.cache_seqlens`."""
+    """Compute `out` like `query` and `lse` `(batch, heads, rows)`; `lengths` as `Inputs.cache_seqlens`."""
     import torch
 
     ends, rows = lengths.cpu().numpy().astype(np.int64), query.shape[1]
@@ -71,7 +71,7 @@ def _gathered(
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, unseen: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """`out` `(segments * kv_count, group, rows, head_dim)` and `lse` without its last dimension, in fp32, or fp64 for fp64."""
+    """Return `out` `(segments * kv_count, group, rows, head_dim)` and `lse`, without its last dimension; at least in fp32."""
     import torch
 
     q, k, v = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k, v))

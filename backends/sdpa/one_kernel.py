@@ -20,7 +20,7 @@ class _OneKernel(SDPA):
 
 @contextmanager
 def one_kernel_backends(device: str) -> Iterator[tuple[str, ...]]:
-    """Within the block the kernels for `device` are registered; their names."""
+    """Within the block, each kernel for `device` is registered as a backend; yield their names."""
     backends = [_OneKernel(kernel) for kernel in KERNELS if kernel.limits.devices and device in kernel.limits.devices]
     for backend in backends:
         register_backend(backend)

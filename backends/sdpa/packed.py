@@ -61,7 +61,7 @@ def _by_row(x: Tensor) -> Tensor:
 
 
 def _gathered(x: Tensor, index: Tensor, padding: Tensor | None, fill: float = 0.0) -> Tensor:
-    """The rows `index` of `x`, and `fill` in padding, whatever lies where the last row is."""
+    """Gather the rows `index` of `x`, with `fill` in padding."""
     if padding is None:
         return x.index_select(0, index.flatten()).view(*index.shape, -1)
     gathered = x.index_select(0, index.flatten().clamp(max=len(x) - 1)).view(*index.shape, -1)
@@ -77,7 +77,7 @@ def _keys(x: Tensor, batch: SegmentBatch) -> Tensor:
 
 
 def _ignored(batch: SegmentBatch, problem: Problem) -> Tensor | None:
-    """The mask of a call. Causal rows do not see padding, which comes after them."""
+    """Return the mask of a call; None under causality: padding comes after all rows."""
     if batch.padding is None or problem.is_causal:
         return None
     return batch.padding.expand(-1, batch.queries.shape[1], -1).contiguous()

@@ -1,4 +1,4 @@
-"""Refusals of patterns that are no views: `overlap="once"` where branches share a row, and rows at uneven distances."""
+"""Refusals of patterns that strided views cannot express: `overlap="once"` with shared rows, rows at uneven distances."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def overlap_refusals(problem: Problem) -> tuple[Refusal, ...]:
         return ()
     segments = [form for form in forms if isinstance(form, Segments)]
     of_heads = {
-        tuple((form.length, form.rate, form.offsets[head - form.heads[0]]) for form in segments if form.serves(head))
+        tuple((form.length, form.rate, form.offset_of(head)) for form in segments if form.serves(head))
         for head in range(problem.heads)
     }
     last = max(end for _, end in _extent(problem))
@@ -33,7 +33,7 @@ def overlap_refusals(problem: Problem) -> tuple[Refusal, ...]:
 
 
 def _left_out_refused(form: Form) -> str:
-    """Why a form without what it leaves out is no view; empty where it is one."""
+    """Return why a form without its excluded pairs is no strided view; empty if it is one."""
     if form.without_rows is None and (isinstance(form, Segments) or not form.without):
         return ""
     if form.without or not isinstance(form, (Band, Runs)):
@@ -42,7 +42,7 @@ def _left_out_refused(form: Form) -> str:
 
 
 def kind_refusals(problem: Problem) -> tuple[Refusal, ...]:
-    """Forms in too many pieces, each of which is a call of its own; and kinds that packed calls and caches lack."""
+    """Refuse forms that need too many calls, and kinds that packed sequences and caches do not support."""
     forms, refusals = problem.forms, [*offset_refusals(problem), *_before_the_keys(problem)]
     rows, keys = _extent(problem)
     other_kinds = {problem.pattern.branches[form.branch].kind for form in forms if form.name in FORMS - {Segments.name}}
@@ -89,7 +89,7 @@ def _extent(problem: Problem) -> tuple[Interval, Interval]:
 
 
 def _before_the_keys(problem: Problem) -> list[Refusal]:
-    """Queries before the first key, which see what distances show, and not what is left out there in their place."""
+    """Refuse queries before the first key unless all branches that reach them are plain bands."""
     offset, pattern = problem.query_offset, problem.pattern
     if problem.queries is None or problem.is_causal or (offset is not None and offset >= 0):
         return []
@@ -111,7 +111,7 @@ _MOST_ROWS, _BLOCK = 2**26, 2**20
 
 
 def _segments_refused(branches: tuple[tuple[int, int, int], ...], seq: int) -> str:
-    """Why segments `(segment_length, dilation_rate, offset)` cannot be computed one by one; empty where no two share a row."""
+    """Return why segments `(segment_length, dilation_rate, offset)` need a joint softmax; empty if no two share a row."""
     if len(branches) < 2:
         return ""
     repeats = math.lcm(*(length if length < seq else rate for length, rate, _ in branches))

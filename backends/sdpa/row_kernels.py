@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NUMBERS = 2048
-"""Of a tensor, for a program at once, about: 16 for each of its threads. A guess until it is measured."""
+"""Numbers of a tensor per program, about: 16 for each of its threads. A guess until it is measured."""
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 LSE_STRIDES = [f"{of}_{axis}" for of in ("lse", "part_lse") for axis in ("batch", "head", "row")]
-"""Those that depend on the length of the sequence: nothing is compiled anew for one that is a multiple of 16, or 1."""
+"""Strides that depend on the length of the sequence: nothing is compiled again for one that is a multiple of 16, or 1."""
 
 
 @triton.jit
@@ -64,7 +64,7 @@ def merge_rows(
     PADDED: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """`merge`, of `ROWS` rows of one problem; `WIDTH` is head_dim, `PADDED` the power of two that holds it."""
+    """Merge `ROWS` rows of one problem; `WIDTH` is head_dim, `PADDED` the power of two that holds it."""
     batch, head, row, column = place(heads, rows, PADDED, ROWS)
     inside = row < rows
     old_lse = lse + batch * lse_batch + head * lse_head + row * lse_row
@@ -103,7 +103,7 @@ def add_rows(
     PADDED: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """`add`, of `ROWS` rows of one problem: `group` rows of `part`, `part_group` apart, to each of `total`."""
+    """Add `group` rows of `part`, `part_group` apart, to each of `ROWS` rows of `total`."""
     batch, head, row, column = place(heads, rows, PADDED, ROWS)
     here = (column < WIDTH) & (row < rows)[:, None]
     whole = total + (batch * total_batch + head * total_head + row * total_row)[:, None] + column

@@ -37,7 +37,7 @@ Seen = Literal["all", "earlier", "later"]
 
 
 class Tile(NamedTuple):
-    """`rows` queries from `query` on and `keys` keys from `key` on; `number` of these tiles, each `step` further on in both."""
+    """A series of `number` tiles of `rows` x `keys` scores, the first at `(query, key)`, each `step` after the one before."""
 
     query: int
     key: int
@@ -56,7 +56,7 @@ class Tile(NamedTuple):
         return self._replace(query=self.query + query, key=self.key + key)
 
     def clipped(self, rows: Interval, keys: Interval) -> Iterator[Tile]:
-        """Yield what lies in these queries and keys: the tiles that are whole together, and the others in parts."""
+        """Yield the parts of the tiles within these queries and keys. Tiles that are not cut stay one series."""
         if self.seen == "later":
             yield from (tile.transposed for tile in self.transposed.clipped(keys, rows))
             return
@@ -103,7 +103,7 @@ def outside(positions: Positions | None, interval: Interval) -> list[Interval]:
 
 
 def window_tiles(tokens: int, window: int, is_causal: bool) -> Iterator[Tile]:
-    """`i sees j if |i - j| < window`, causal: `0 <= i - j < window`."""
+    """Tile a window: `i sees j if |i - j| < window`, causal: `0 <= i - j < window`."""
     blocks, rest = divmod(tokens, window)
     own: Seen = "earlier" if is_causal else "all"
     if blocks:
@@ -117,7 +117,7 @@ def window_tiles(tokens: int, window: int, is_causal: bool) -> Iterator[Tile]:
 
 
 def band_tiles(rows: Interval, keys: Interval, begin: int, back: int, ahead: int, is_causal: bool) -> Iterator[Tile]:
-    """`i sees j if begin <= |i - j| and -ahead < i - j < back`, causal: `begin <= i - j < back`, of these queries and keys."""
+    """Tile a band: `begin <= |i - j| and -ahead < i - j < back`, causal: `begin <= i - j < back`, of these queries and keys."""
     low, stop = min(rows[0], keys[0]), max(rows[1], keys[1])
     first = _block_start(low, stop, rows[0] - begin, begin, back)
     if not begin and back == ahead:
@@ -142,14 +142,14 @@ def _block_start(low: int, stop: int, query: int, begin: int, reach: int) -> int
 
 
 def _tiles_behind(tokens: int, begin: int, back: int) -> Iterator[Tile]:
-    """`i sees j if begin <= i - j < back`."""
+    """Tile the pairs with `begin <= i - j < back`."""
     if begin < min(back, tokens):
         for tile in window_tiles(tokens - begin, min(back, tokens) - begin, is_causal=True):
             yield tile._replace(query=tile.query + begin)
 
 
 def _keys_before(blocks: int, rest: int, window: int) -> Iterator[Tile]:
-    """The keys that lie in the block before: all but its first, so many fewer as the query lies further on in its own."""
+    """Tile the keys in the previous block of `window` tokens: a query at place p sees the last `window - 1 - p` of them."""
     reach, last = window - 1, blocks * window
     if blocks > 1 and reach:
         yield Tile(window, 1, reach, reach, "later", blocks - 1, window)
@@ -174,7 +174,7 @@ def run_cells(form: Runs, rows: Interval, keys: Interval, is_causal: bool) -> Po
 
 
 def run_tiles(form: Runs, rows: Interval, keys: Interval, is_causal: bool) -> Iterator[Tile]:
-    """Runs of queries that see runs of keys; equal tiles at equal distances, none of whose keys are in two, are one."""
+    """Tile runs of queries that see runs of keys. Equal tiles at equal distances with disjoint keys form one series."""
     places: dict[tuple[int, int, Seen, int], list[int]] = {}
     for own_rows, own_keys in product(outside(form.without_rows, rows), outside(form.without_columns, keys)):
         for start, stop, first, last in run_cells(form, own_rows, own_keys, is_causal).tolist():

@@ -50,7 +50,7 @@ class SegmentBatch:
 
 
 def segment_batches(problem: Problem, cu_seqlens: Tensor | None, total: int) -> Iterator[SegmentBatch]:
-    """All segments of all branches: each row that a branch keeps is in exactly one batch of the branch.
+    """Return batches of segments that hold each kept row of a branch exactly once.
 
     On a GPU this waits for `cu_seqlens`: the sizes of the calls depend on it.
     """
@@ -89,7 +89,7 @@ class HeadBlock:
         return self.kv_count * self.group
 
     def numbers(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The number of each query head `(kv_count, group, 1)` and key/value head `(kv_count, 1, 1)`."""
+        """Return the numbers of query heads `(kv_count, group, 1)` and key/value heads `(kv_count, 1, 1)`."""
         import torch
 
         heads, kv_heads = self.sizes
@@ -113,7 +113,7 @@ def branch_heads(problem: Problem) -> Iterator[tuple[Dilation, HeadBlock]]:
 
 
 def segments(begins: Int64Array, ends: Int64Array, length: int) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Segments of `length` that hold any of the rows from `begins` to before `ends` of each sequence.
+    """Return the segments of `length` that overlap rows `begins` to `ends - 1` of each sequence.
 
     Returns the sequence that each is of, its first row there, and its number of rows up to the sequence's end.
     """
@@ -127,7 +127,7 @@ def segments(begins: Int64Array, ends: Int64Array, length: int) -> tuple[Int64Ar
 def of_equal_size(
     span: Int64Array, rate: int, most_rows: int, most_segments: int = MAX_PROBLEMS_PER_AXIS
 ) -> Iterator[tuple[Int64Array, int]]:
-    """Segments by the rows that they keep, rounded up: indices, and rows. At most `most_rows` in all, but one segment."""
+    """Group segments by their kept rows, rounded up: indices and rows. A group has at most `most_rows` rows or one segment."""
     row_counts = -(-span // rate)
     step = 2 ** np.maximum(np.frexp(row_counts)[1] - _BITS, 0)
     rounded = np.minimum(-(-row_counts // step) * step, row_counts.max(initial=0))
@@ -150,7 +150,7 @@ def _batch(
     row = begin[:, None, None] + inside
 
     def places(head: Tensor, all_heads: int) -> Tensor:
-        """`(segments * kv_count, heads of each, rows)`."""
+        """Return the numbers `(segments * kv_count, heads of each, rows)` of rows in the flat tensor of all heads."""
         numbers = row[:, :, None] * all_heads + head
         if padded:
             numbers.masked_fill_(padding[:, :, None], total * all_heads)

@@ -70,11 +70,11 @@ class StridedCall:
         return self.grid.seen == "later"
 
     def in_order(self, x: Tensor) -> Tensor:
-        """Rows `(batch, heads, rows, ...)` as the kernel takes and returns them: in reverse where queries see later keys."""
+        """Reverse rows `(batch, heads, rows, ...)` if queries see later keys: kernels know causality only."""
         return x.flip(2) if self.reverse else x
 
     def view(self, x: Tensor, kv: bool = False) -> Tensor:
-        """The rows of `x` `(batch, seq, heads, ...)` that the call reads or writes, as a view `(*axes, rows, ...)`.
+        """View the rows of `x` `(batch, seq, heads, ...)` that the call reads or writes as `(*axes, rows, ...)`.
 
         `kv`: the heads of `x` are key/value heads, and its rows are the keys of the call.
         """
@@ -85,7 +85,7 @@ class StridedCall:
         return x.as_strided(size, steps, x.storage_offset() + start)
 
     def kernel_view(self, x: Tensor, kv: bool = False) -> Tensor:
-        """`view` as `(batch, heads, rows, ...)`. Raises RuntimeError where that is no view."""
+        """Reshape `view` to `(batch, heads, rows, ...)`. Raises RuntimeError if that is no view."""
         return self.view(x, kv).view(*(self.key_shape if kv else self.shape), *x.shape[3:])
 
 
@@ -104,7 +104,7 @@ def strided_calls(
     is_causal: bool = False,
     queries: Queries = None,
 ) -> tuple[StridedCall, ...]:
-    """The fewest kernel calls that compute all grids, branch after branch, for tensors of these strides.
+    """Return the fewest kernel calls that compute all grids, branch by branch, for tensors of these strides.
 
     Two axes of a grid become a call's batch and heads; adjacent axes that are one stride in every tensor count as one axis. The
     smallest are looped over.

@@ -74,7 +74,7 @@ def tiles(
 
 
 cdef inline bint _alike(const uint32_t[:] sets) noexcept nogil:
-    """Whether all are equal."""
+    """True if all are equal."""
     cdef Py_ssize_t i
     for i in range(1, sets.shape[0]):
         if sets[i] != sets[0]:

@@ -73,11 +73,11 @@ class TiledBackend(Backend):
 
 
 class StepBackend(TiledBackend):
-    """One that has a kernel for steps of decoding, too, which reads their tables on the device."""
+    """A tile backend with a kernel for decoding steps, which reads their tables on the device."""
 
     @abstractmethod
     def launch_step(self, placed: PlacedStep) -> tuple[Tensor, Tensor]:
-        """`(out, lse)` of a step, in one launch."""
+        """Compute `(out, lse)` of a step in one launch."""
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
         return Backend.refusals(self, problem) if problem.stored else super().refusals(problem)
@@ -118,7 +118,7 @@ LEAST_ROWS, FEW_TILES = LOW_ROWS // 2, 16
 
 
 def fill_refusals(problem: Problem) -> list[Refusal]:
-    """Refusals of runs whose tiles would be too empty."""
+    """Refuse runs whose tiles would be mostly empty."""
     if (rows := least_rows(problem)) >= LEAST_ROWS:
         return []
     limit = f"at least {LEAST_ROWS} of {LOW_ROWS} on average, or at most {FEW_TILES} tiles of a head"
@@ -127,13 +127,13 @@ def fill_refusals(problem: Problem) -> list[Refusal]:
 
 @lru_cache(maxsize=1024)
 def least_rows(problem: Problem) -> float:
-    """The rows of a tile on average, of the form of runs where it is least: its tiles of queries or those of keys."""
+    """Return the mean rows of a tile, the least of all run forms and of query and key tiles."""
     forms = (form for form in problem.forms if isinstance(form, Runs))
     return min((_mean_rows(table.below(problem.seq)) for form in forms for table in (form.queries, form.keys)), default=LOW_ROWS)
 
 
 def _mean_rows(table: RunTable) -> float:
-    """Without the shortest tile, which may be what the end of the sequence has left of a block."""
+    """Return the mean rows of a tile, without the shortest one, which the end of the sequence may have cut."""
     seeing = table.joined()
     rows = np.diff(seeing.stop, prepend=0)[seeing.runs > 0]
     tiles = int((-(-rows // LOW_ROWS)).sum())

@@ -30,7 +30,7 @@ DEFAULT = 0
 """The handle of the stream of a device that is there for as long as the device is."""
 
 MOST_STREAMS = 2**12
-"""Of which it is known at once which counter they have. Before there are more all are forgotten, and take another."""
+"""Most streams whose counters are remembered. Before there are more all are forgotten, and take another."""
 
 
 class Counters:

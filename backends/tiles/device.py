@@ -59,7 +59,7 @@ class DeviceSchedule(Kept):
 
 
 def proof_facts(problem: Problem, *compiled: str) -> tuple[str, ...]:
-    """`Backend.proof_facts` of kernels that were `compiled` so: these, the device, its driver, and what is features of them."""
+    """Return `Backend.proof_facts` of kernels: `compiled`, the device, its driver and the features of the call."""
     device = problem.device
     features = (
         problem.dtype,
@@ -79,13 +79,13 @@ def proof_facts(problem: Problem, *compiled: str) -> tuple[str, ...]:
 
 
 def sources_of(module: str) -> str:
-    """A digest of the folder of `module`, on which compiled kernels depend, for `proof_facts`."""
+    """Return a digest of the sources beside `module`, on which compiled kernels depend."""
     sources = b"".join(path.read_bytes() for path in sorted(Path(module).parent.glob("*.py")))
     return f"sources {hashlib.sha256(sources).hexdigest()[:16]}"
 
 
 def device_schedule(problem: Problem, tile_rows: int, kind: str, device: torch.device) -> DeviceSchedule:
-    """The schedule of `problem` on `device`, with the tiles that `kind` names; see `kept`."""
+    """Return the schedule of `problem` on `device`, with the tiles that `kind` names; see `kept`."""
     sizes = problem.seq, problem.heads, problem.kv_heads, problem.is_causal, problem.varlen, tile_rows
     key = "device schedule", problem.pattern.to_json(), sizes, kind
     return kept(key, partial(_copied, problem, tile_rows, kind, device), problem, device)

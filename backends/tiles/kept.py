@@ -117,7 +117,7 @@ def let_go() -> None:
 
 
 def _graph(device: torch.device) -> object | None:
-    """The object of the graph that is being captured; None where torch does not know it."""
+    """Return the CUDA graph that is being captured; None if torch cannot tell."""
     import torch
 
     current = getattr(torch.cuda.CUDAGraph, "get_currently_capturing_graph", None)

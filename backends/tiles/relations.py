@@ -65,13 +65,13 @@ class Relation:
         return (*self.queries, *self.keys)
 
     def numbered(self, of_keys: bool) -> list[tuple[int, Part]]:
-        """The parts of one side, by their place among all."""
+        """Return the parts of one side, each with its number among the parts of both sides."""
         first, parts = (len(self.queries), self.keys) if of_keys else (0, self.queries)
         return list(enumerate(parts, first))
 
 
 def relations(problem: Problem) -> Iterator[Relation]:
-    """The relations of all forms of `problem.pattern` but its segments. Raises TypeError for forms beyond `FORMS`."""
+    """Return the relations of all forms but segments. Raises TypeError for forms beyond `FORMS`."""
     for form in problem.forms:
         if isinstance(form, Band):
             yield from _band(form, problem)
@@ -93,7 +93,7 @@ def _left_out(form: Form) -> tuple[Positions, Positions]:
 
 
 def _band(form: Band, problem: Problem) -> Iterator[Relation]:
-    """A band that begins at a distance is two relations: the keys before a query, and those after it."""
+    """Split a band with a minimum distance into two relations: keys before a query, and keys after it."""
     back, ahead = min(form.back, FAR), 0 if problem.is_causal else min(form.ahead, FAR)
     rate = form.rate
     if rate >= max(problem.seq, 1) or not (form.back or form.ahead):  # tokens see themselves alone
@@ -115,7 +115,7 @@ def _global_parts(
 
 
 def _runs(form: Runs, problem: Problem) -> Iterator[Relation]:
-    """The first `MOST_RUNS` runs of columns of every row, the next ones, and so on: each side by itself adds up to the form."""
+    """Split a run table into relations of at most `MOST_RUNS` runs of columns a row, which add up to the form."""
     queries, keys = _left_out(form)
     of_queries = _parts_of_runs(form.queries, queries, keys, problem.seq)
     of_keys = _parts_of_runs(form.keys, keys, queries, problem.seq)
@@ -127,7 +127,7 @@ def _runs(form: Runs, problem: Problem) -> Iterator[Relation]:
 
 
 def _parts_of_runs(table: RunTable, without_rows: Positions, without_columns: Positions, seq: int) -> tuple[Part, ...]:
-    """The rows of a table that see the same columns, which are a part wherever they lie."""
+    """Group the rows of a table into parts that see the same columns."""
     table = table.below(seq).joined()
     rows = np.stack((np.append(0, table.stop[:-1]), table.stop), axis=1)
     alike: dict[bytes, tuple[list[Positions], Positions]] = {}
@@ -166,7 +166,7 @@ def relation_tiles(
 
 
 def part_table(relation: Relation) -> NDArray[np.int32]:
-    """`(records, 4)`, as kernels/dilated.cuh of the CUDA kernels reads it: a record for each part, then the runs of columns.
+    """Make the table `(records, 4)` that kernels/dilated.cuh reads: a record for each part, then the runs of columns.
 
     part    its first run, minus how many they are, and the query heads start .. stop - 1
     run     low, step, and high, of the positions low, low + step, ... below high; whether they are counted from a tile's rows

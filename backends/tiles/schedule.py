@@ -98,7 +98,7 @@ def schedule_refusals(problem: Problem) -> list[Refusal]:
 
 
 def schedule(problem: Problem, tile_rows: int) -> Schedule:
-    """The tiles of `problem`, of at most `tile_rows` rows each; made once and kept in the cache.
+    """Return the tiles of `problem`, of at most `tile_rows` rows each, from the cache.
 
     Raises ValueError for more than `MAX_SEQ` tokens, or more than `MAX_BRANCHES` branches that must be scored together
     (`overlap="once"`); TypeError for a kind of branch that neither segments nor relations show.
@@ -130,7 +130,7 @@ class _Branch:
 
 
 def _segment_branches(problem: Problem) -> list[_Branch]:
-    """The branches of segments, cut to the sequence: forms that differ in their heads alone are one."""
+    """Return the branches of segments, cut to the sequence. Forms that differ in their heads alone are joined."""
     of_branch: dict[int, list[Segments]] = {}
     for form in problem.forms:
         if isinstance(form, Segments):
@@ -147,7 +147,7 @@ def _segment_branches(problem: Problem) -> list[_Branch]:
 
 
 def _grouped(branches: list[_Branch], problem: Problem, tile_rows: int) -> Iterator[list[_Branch]]:
-    """Branches by ascending segment, in groups whose shortest segment holds a whole tile of a residue class.
+    """Group branches by ascending segment length: the shortest segment of a group holds a whole tile of a residue class.
 
     A causal tile scores the pairs above its diagonal for nothing; two low tiles in the shortest segment halve that waste. Few
     rows are so far apart that one tall tile fills it, and another group for them would cost as much.
@@ -191,7 +191,7 @@ def _group(branches: list[_Branch], problem: Problem, tile_rows: int, first: boo
 
 
 def _steps(period: int) -> NDArray[np.int64]:
-    """1, p, p q, p q r, ..., `period`: with a prime factor more each time, the least first."""
+    """Return divisors of `period` from 1 up to it, each with one more prime factor, the least first: 1, p, p q, p q r, ..."""
     steps, prime = [1], 2
     while (left := period // steps[-1]) > 1:
         while left % prime and prime * prime <= left:
@@ -201,6 +201,6 @@ def _steps(period: int) -> NDArray[np.int64]:
 
 
 def _most_keys_first(tiles: NDArray[np.int32], keys: NDArray[np.int64]) -> NDArray[np.void]:
-    """The tiles with the most keys first, so that short ones end the launch; equal ones stay in the order of memory."""
+    """Sort tiles by descending keys, so that short ones end the launch; equal ones stay in the order of memory."""
     order = np.argsort(-keys, kind="stable")
     return np.ascontiguousarray(tiles[order]).view(TILE).reshape(-1)

@@ -1,4 +1,4 @@
-"""Steps of decoding on GPUs: how the work of one launch is divided, and what kernels count of a step.
+"""Decoding steps on GPUs: the division of one launch into work items, and the sizes that kernels get.
 
 pairs    query rows x key/value heads                      each has a new row, if anything is written
 merges   pairs x shares of the query heads of each         each makes rows of `out` of its pieces
@@ -35,7 +35,7 @@ class Division(NamedTuple):
 
     @property
     def items(self) -> int:
-        """In all: first writes, then pieces, then merges."""
+        """The number of all work items. Writes come first, then pieces, then merges."""
         return self.writes + self.pieces + self.merges
 
 
@@ -52,7 +52,7 @@ class Counts(NamedTuple):
 
 
 def group_of(problem: Problem) -> int:
-    """The query heads that are computed at once, as a power of two."""
+    """Return the number of query heads that a block computes at once, a power of two."""
     return min(MOST_GROUP, 1 << (problem.heads // problem.kv_heads - 1).bit_length())
 
 
@@ -71,7 +71,7 @@ def divided(placed: PlacedStep, resident: int) -> Division:
 
 
 def counts_of(placed: PlacedStep) -> Counts:
-    """Raises ValueError for a bias with positions of more tokens than are counted."""
+    """Return the table lengths of a step. Raises ValueError for a bias with positions of more than `MOST_TOKENS`."""
     step = placed.step
     tokens = 0 if step.bias is None or step.bias.positions is None else step.bias.positions.shape[1]
     if tokens > MOST_TOKENS:

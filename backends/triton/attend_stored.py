@@ -55,7 +55,7 @@ def write_side(
     view, step, line, side, row, head, place, seq, STORED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """The new key or value goes where a side of a write says, unless that is nowhere."""
+    """Write a head's new key or value to the place that one side of a write names, unless that is out of bounds."""
     at, _, address = side_at(step, side, row - tl.load(line + ROW), place, WIDTH)
     if at >= 0:
         d = tl.arange(0, SIZE)
@@ -65,7 +65,7 @@ def write_side(
 
 @triton.jit
 def write_row(key, value, step, row, head, seq, STORED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr):
-    """The new row of a key/value head goes where the writes say."""
+    """Write the new key and value of a row and a key/value head to every place that the table of writes names for them."""
     for first in range(0, step.write_count, LINES):
         own, at = own_lines(step.writes, first, step.write_count, WRITE_COLUMNS, row, head), -1
         for _ in range(tl.sum(own.to(tl.int32), 0)):
@@ -82,7 +82,7 @@ def attend_tile(
     DIM: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr, SOFTCAP: tl.constexpr,
     METRIC: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
-    """`COLUMNS` stored rows, one more for each online softmax. Values of weight 0 add nothing, be they NaN."""
+    """Attend to a tile of `COLUMNS` stored rows, one per online softmax. Values of weight 0 add nothing, even if they are NaN."""
     page, own, there = places_at(step, seen, numbers, numbers < seen.count)
     keys, key_scales = load_stored(seen.key, page + own * seen.key_row, there, STORED, DIM, SIZE, WIDTH, WHOLE)
     values, value_scales = load_stored(seen.value, page + own * seen.value_row, there, STORED, DIM, SIZE, WIDTH, WHOLE)
@@ -115,7 +115,7 @@ def attend_span(
     DIM: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, WHOLE: tl.constexpr,
     SOFTCAP: tl.constexpr, METRIC: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
-    """The tiles of a span from number `first` on, `splits` apart."""
+    """Attend to every `splits`-th tile of a span, from tile `first` on."""
     for tile in range(first, (seen.count + COLUMNS - 1) // COLUMNS, step.splits):
         numbers = tile * COLUMNS + tl.arange(0, COLUMNS).to(tl.int64)
         sums, most, total = attend_tile(
@@ -187,7 +187,7 @@ def merge_pieces(
     SIZE: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """`out` and `lse` of `GROUP` query heads of a row, with their sinks."""
+    """Merge the partials of all pieces, and the sinks, into `out` and `lse` of `GROUP` query heads of a row."""
     members, d = share * GROUP + tl.arange(0, GROUP), tl.arange(0, SIZE)[None, :]
     real, own = members < group, kv_head * group + tl.minimum(members, group - 1)
     most, total = tl.full([GROUP], -float("inf"), tl.float32), tl.zeros([GROUP], tl.float32)
@@ -228,7 +228,7 @@ def attend_stored(
     merges, scale2, STORED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
     COLUMNS: tl.constexpr, SOFTCAP: tl.constexpr, METRIC: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
-    """An item of a step: a write, a piece or a merge. `written`: how many writes there are."""
+    """Do one item of a step: a write, a piece or a merge. `written`: the number of writes."""
     counts = page_count, span_count, write_count, stored, positions, unseen, tokens, splits
     step = StepView(spans, writes, pages, memory, partials, *counts)
     bias = BiasView(weights, places, weights, places_apart, entries, sizes)

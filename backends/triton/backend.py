@@ -45,7 +45,7 @@ GIVEN = {
     "dquery": ("query", "key", "value", "dout", "lse", "delta", "dquery"),
     "dkeyvalue": ("query", "key", "value", "dout", "lse", "delta", "dkey", "dvalue"),
 }
-"""By role, the tensors that a kernel is given, in its order. Those of heads are handed over with their strides."""
+"""Tensors that a kernel takes by role, in its order. Those of heads are handed over with their strides."""
 TUNED_ROLES = ("forward", "dquery", "dkeyvalue")
 """Kernels whose sizes `dilkit tune` measures: those with a score tile."""
 
@@ -125,7 +125,10 @@ class TritonTiles(StepBackend):
     def launch_role(self, role: str, tensors: Tensors, problem: Problem, dropout: Dropout | None = None) -> None:
         arguments = tuple(_argument(tensors[name]) for name in GIVEN[role])
         if role == "dots":
-            self._launch_dots(arguments, problem)
+            sizes = self.launcher.sizes("dots", problem, low=True)
+            programs = problem.batch * problem.heads * -(-problem.seq // sizes.rows)
+            constants = dict(DIM=problem.head_dim, SIZE=padded(problem.head_dim), ROWS=sizes.rows)
+            self._launch("dots", problem, sizes, programs, (*arguments, problem.seq, problem.heads), constants)
             return
         sizes, device = self._suited(role, problem), arguments[0].data.device
         kind = KEYS if role == "dkeyvalue" else QUERIES
@@ -133,12 +136,6 @@ class TritonTiles(StepBackend):
         tables.keep_while_used()
         for i, group in enumerate(tables.groups):
             self._launch_group(role, arguments, tensors, group, problem, sizes, first=i == 0)
-
-    def _launch_dots(self, arguments: tuple[Any, ...], problem: Problem) -> None:
-        sizes = self.launcher.sizes("dots", problem, low=True)
-        programs = problem.batch * problem.heads * -(-problem.seq // sizes.rows)
-        constants = dict(DIM=problem.head_dim, SIZE=padded(problem.head_dim), ROWS=sizes.rows)
-        self._launch("dots", problem, sizes, programs, (*arguments, problem.seq, problem.heads), constants)
 
     def _launch_group(
         self, role: str, given: tuple[Any, ...], tensors: Tensors, group: DeviceGroup, problem: Problem, sizes: Sizes, first: bool
@@ -178,7 +175,7 @@ class TritonTiles(StepBackend):
 
 
 def _hip_refusals(problem: Problem) -> list[Refusal]:
-    """Refusals on AMD's GPUs, where kernels are used after a proof: none has run them."""
+    """Refuse some calls on AMD's GPUs, where kernels are used after a proof: none has run them."""
     architecture, refusals = problem.device.architecture, list[Refusal]()
     if architecture not in HIP_ARCHITECTURES:
         refusals.append(Refusal("architecture", architecture, f"compiled for {', '.join(HIP_ARCHITECTURES)}"))
@@ -205,7 +202,7 @@ def compiler() -> str:
 
 
 def _argument(x: Tensor | None) -> Any:
-    """A tensor as kernels are given it: of heads with its strides, `lse` and `delta`, which are contiguous, as they are."""
+    """Return a tensor as kernels take it: one of heads with its strides, a contiguous `lse` or `delta` as it is."""
     from dilkit.backends.triton.tiles import View
 
     assert x is not None
@@ -213,7 +210,7 @@ def _argument(x: Tensor | None) -> Any:
 
 
 def _mask(mask: Tensor | None, anything: Tensor) -> Tensor:
-    """The mask as kernels are given it, a byte for each token; where there is none, `anything` stands in for it."""
+    """Return the mask as kernels take it, one byte per token; `anything` stands in where there is none."""
     import torch
 
     return anything.view(torch.uint8) if mask is None else mask.contiguous().view(torch.uint8)

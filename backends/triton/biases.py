@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HEAD = 3
-"""The column of a table of tiles that says of which head each is."""
+"""The column of a table of tiles that holds the head of each."""
 
 
 def bias_constants(problem: Problem) -> dict[str, Any]:
-    """The constants of a kernel that say which bias it adds."""
+    """Return the kernel's constants that select a kind of bias."""
     form = problem.bias
     if form is None:
         return dict(METRIC="", DIMS=0)
@@ -23,7 +23,7 @@ def bias_constants(problem: Problem) -> dict[str, Any]:
 
 
 def bias_view(tensors: Tensors, problem: Problem, sums: Tensor | None) -> Any:
-    """The bias of a call as kernels are given it; None where it has none."""
+    """Return the bias of a call as kernels take it, or None where the call has none."""
     weights, positions, form = tensors.get("bias_weights"), tensors.get("positions"), problem.bias
     if weights is None or form is None:
         return None
@@ -36,7 +36,7 @@ def bias_view(tensors: Tensors, problem: Problem, sums: Tensor | None) -> Any:
 
 
 def bias_sums(programs: int, dbias: Tensor) -> Tensor:
-    """Zeros, a line for each program: what it adds to the gradient of the weights of its head."""
+    """Return zeros, one line per program, for what each adds to the gradient of its head's weights."""
     return dbias.new_zeros(programs, dbias.shape[1])
 
 

@@ -36,7 +36,7 @@ def attend(
     CUT: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
     PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, METRIC: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
-    """The online softmax over the strips of a span that a bound has `CUT`, or over the others."""
+    """Add strips of a span to the online softmax: those that a bound cuts if `CUT`, else those that all rows see whole."""
     first, end = turns(span, CUT)
     for turn in range(first, end):
         _, scores, _, positions, there = scored_keys(

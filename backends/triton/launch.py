@@ -38,7 +38,7 @@ class TritonLauncher(Protocol):
         ...
 
     def counter(self, device: torch.device) -> int:
-        """The address of two int32 on `device` that are 0, for the next launch there, which leaves them at 0."""
+        """Return the address of two int32 zeros on `device`, for the next launch there, which resets them to 0."""
         ...
 
 
@@ -80,12 +80,12 @@ class DeviceLauncher:
 
 
 def compiling(sizes: Sizes) -> dict[str, Any]:
-    """Triton's own options for a kernel of these sizes. Products and sums are fused, whatever its default."""
+    """Return Triton's own options for a kernel of these sizes. Products and sums are fused, whatever Triton's default."""
     return dict(num_warps=sizes.warps, num_stages=sizes.stages, enable_fp_fusion=True)
 
 
 def kernel(role: str) -> Any:
-    """The kernel of a role, as Triton compiles it."""
+    """Return the jitted kernel of a role."""
     from dilkit.backends.triton import attend_stored, backward, forward
 
     kernels = {"dots": backward.dots, "dquery": backward.dquery, "dkeyvalue": backward.dkeyvalue}

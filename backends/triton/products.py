@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def rounded(a, b):
-    """The products of two tensors, none of which a compiler fuses with a sum: for sums over several threads.
+    """Return `a * b`, each product rounded: no compiler fuses it with a sum. For sums that several threads share.
 
     Two threads that add their products have the same sum if each product is rounded. Fused, each thread would round the other's
     alone: their sums would differ in a bit, and either may be what is stored.

@@ -52,7 +52,7 @@ def tanh(x):
 
 @triton.jit
 def capped_scores(products, scale2, SOFTCAP: tl.constexpr):
-    """Scores from products of rows: scaled, and capped if there is a SOFTCAP."""
+    """Return scores from dot products of rows: scaled, and capped if there is a SOFTCAP."""
     scores = products * scale2
     if SOFTCAP > 0.0:
         scores = tanh(products * (scale2 / (SOFTCAP * LOG2E))) * (SOFTCAP * LOG2E)
@@ -61,7 +61,7 @@ def capped_scores(products, scale2, SOFTCAP: tl.constexpr):
 
 @triton.jit
 def below_cap(products, capped, SOFTCAP: tl.constexpr):
-    """Gradients of scores before the softcap, from those of `capped` scores."""
+    """Return the gradients of scores before the softcap, from those of the `capped` scores."""
     if SOFTCAP > 0.0:
         share = capped * (1.0 / (SOFTCAP * LOG2E))
         products *= 1.0 - share * share
@@ -70,7 +70,7 @@ def below_cap(products, capped, SOFTCAP: tl.constexpr):
 
 @triton.jit
 def apart(bias, batch, rows, columns, d: tl.constexpr, DIMS: tl.constexpr):
-    """Number `d` of the differences of the points of rows and columns."""
+    """Return the difference of the points of rows and columns along dimension `d`."""
     if DIMS == 0:
         return (rows[:, None] - columns[None, :]).to(tl.float32)
     own = bias.positions + batch.to(tl.int64) * bias.apart + d
@@ -80,7 +80,7 @@ def apart(bias, batch, rows, columns, d: tl.constexpr, DIMS: tl.constexpr):
 
 @triton.jit
 def distances(bias, batch, rows, columns, METRIC: tl.constexpr, DIMS: tl.constexpr):
-    """Distances of the points of rows and columns."""
+    """Return the distances between the points of rows and columns."""
     sums = tl.abs(apart(bias, batch, rows, columns, 0, DIMS))
     if DIMS > 1:
         if METRIC == "euclidean":
@@ -108,7 +108,7 @@ def entry_along(bias, batch, rows, columns, d: tl.constexpr, SIGN: tl.constexpr,
 
 @triton.jit
 def table_entries(bias, batch, rows, columns, SIGN: tl.constexpr, DIMS: tl.constexpr):
-    """Numbers of the entries of a table for rows and columns."""
+    """Return which entry of the bias table each pair of row and column takes."""
     entries = entry_along(bias, batch, rows, columns, 0, SIGN, DIMS)
     for d in tl.static_range(1, DIMS):
         entries = entries * bias.sizes[d] + entry_along(bias, batch, rows, columns, d, SIGN, DIMS)
@@ -117,13 +117,13 @@ def table_entries(bias, batch, rows, columns, SIGN: tl.constexpr, DIMS: tl.const
 
 @triton.jit
 def at_most_zero(exponents):
-    """Exponents of weights, 0 where one is above it; NaN stays NaN."""
+    """Clip exponents of weights to at most 0; NaN stays NaN."""
     return tl.minimum(exponents, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def biased(scores, bias, batch, head, rows, columns, SIGN: tl.constexpr, METRIC: tl.constexpr, DIMS: tl.constexpr):
-    """Scores with the bias of a query head. SIGN is 1 where rows are queries, -1 where they are keys."""
+    """Add the bias of a query head to scores. SIGN is 1 where rows are queries, -1 where they are keys."""
     if METRIC == "table":
         entries = table_entries(bias, batch, rows, columns, SIGN, DIMS)
         scores += tl.load(bias.weights + head.to(tl.int64) * bias.entries + entries) * LOG2E

@@ -23,7 +23,7 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 def strips_of_segments(problem: Problem, group: Group, tiles: NDArray[np.void], per_head: int, columns: int) -> Strips:
-    """The strips of these tiles of `group`, of each for `per_head` query heads."""
+    """Return the strips of these tiles of `group`, each tile for `per_head` query heads."""
     sets, bases = _sets(group, tiles, per_head), _bases(group, tiles)
     rows, of_rows = (np.repeat(x, per_head) for x in (tiles["row"].astype(np.int64), bases))
     lists, of_tile = _distinct(group, rows, sets, of_rows, problem.seq)
@@ -60,7 +60,7 @@ def _bases(group: Group, tiles: NDArray[np.void]) -> Ints:
 
 
 def _distinct(group: Group, rows: Ints, sets: Ints, bases: Ints, seq: int) -> tuple[_Lists, Ints]:
-    """The different lists, and which of them each tile sees."""
+    """Return the distinct lists of strips, and the number of the list that each tile sees."""
     parts = [sets]
     for b, branch in enumerate(group.branches):
         inside, segment = sets >> b & 1 > 0, int(branch["segment"])
@@ -73,7 +73,7 @@ def _distinct(group: Group, rows: Ints, sets: Ints, bases: Ints, seq: int) -> tu
 
 
 def _different(columns: list[Ints]) -> tuple[Ints, Ints]:
-    """Rows of a table, given by columns, of which no two are equal and each other row is equal to one; and which of them.
+    """Return the indices of the distinct rows of a table given by columns, and for each row the number of its equal.
 
     Sorted by a hash, for to sort whole rows takes many times as long; where two rows have the same one, by all columns.
     """
@@ -88,7 +88,7 @@ def _different(columns: list[Ints]) -> tuple[Ints, Ints]:
 
 
 def _strips(group: Group, lists: _Lists, once: bool, columns: int) -> tuple[Ints, NDArray[np.float32]]:
-    """`(strips, biases)`: of each strip its list and what `Tables.strips` has, by list and first position."""
+    """Return `(strips, biases)`: for each strip its list, then the columns of `Tables.strips`; by list and first position."""
     runs = np.concatenate([np.zeros((0, 6), np.int64), *_runs(group, lists)])
     of_list, first, count, branch, active, row = runs.T
     rate = group.branches["rate"].astype(np.int64)[branch]
@@ -109,7 +109,7 @@ def _strips(group: Group, lists: _Lists, once: bool, columns: int) -> tuple[Ints
 
 
 def _runs(group: Group, lists: _Lists) -> list[Ints]:
-    """Runs of equally spaced positions, between two ends of segments: list, first, count, branch, active branches, row."""
+    """Return runs of equally spaced positions between two ends of segments: list, first, count, branch, active branches, row."""
     cuts, found = np.sort(np.concatenate([lists.starts, lists.stops], 1), axis=1), []
     rates = [int(rate) for rate in group.branches["rate"]]
     for start, stop in zip(cuts.T[:-1], cuts.T[1:], strict=True):
@@ -127,12 +127,12 @@ def _runs(group: Group, lists: _Lists) -> list[Ints]:
 
 
 def _shown_by(rates: list[int], b: int) -> int:
-    """The branches, as bits, of which any shows all positions of branch `b`."""
+    """Return as bits the branches that show all positions of branch `b` in its place."""
     return sum(1 << j for j, other in enumerate(rates) if rates[b] % other == 0 and (other, j) < (rates[b], b))
 
 
 def _biases(group: Group, branch: Ints, active: Ints, once: bool, columns: int) -> tuple[Ints, Ints, NDArray[np.float32]]:
-    """Return the at and the period of each run's own, and all own, `columns` beyond each period."""
+    """Return where the biases of each run begin and their period, and the biases themselves, `columns` beyond each period."""
     kinds, of_run = np.unique(active << 5 | branch, return_inverse=True)
     tables, places, periods = [np.zeros(0, np.float32)], [], []
     for kind in kinds.tolist():

@@ -6,12 +6,12 @@ fp32 every kernel was compiled with both.
 Halves have 5 stages where nothing spills, else 3. A record of the table leads to the keys of a strip, and Triton 3.9 divides the
 stages among the two loads. With up to 4, it copies keys to shared memory after the products of the strip before, and waits for
 them at once. With 5 it copies two strips ahead, with about as many registers, and at most 97 KiB of shared memory on 9.0, 10.0,
-65 elsewhere. A multiprocessor then has room for 8 warps, in one block or two: hence the rows for 8.6, whose shared memory is
+65 elsewhere. A multiprocessor then has room for 8 warps, in one block or two, which sets the rows for 8.6, whose shared memory is
 small. Tiles of more columns spill: of head_dim 128 on 9.0 that of 128 x 64, with 3 stages and with 5.
 
 Products in fp32 run on CUDA cores (`input_precision="ieee"`). Three products of TF32 on tensor cores would hold the tolerance if
 sums were rounded; a tensor core that cuts them off instead, as is assumed here, has an error beyond it that grows with the keys.
-For these products a thread keeps a whole row of each factor in registers, hence the small tiles.
+For these products a thread keeps a whole row of each factor in registers, so tiles are small.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from dilkit.device import Capability
 from dilkit.problem import Problem
 
 HEAD_DIMS = (16, 32, 64, 128)
-"""What kernels are compiled for; a head_dim between two of them is padded to the larger."""
+"""Head dims that kernels are compiled for; a head_dim between two of them is padded to the larger."""
 
 OLDEST: Capability = (8, 0)
 
 RESIDENT_WARPS = 8
-"""Of the kernel of a step on a multiprocessor: there is room for them with 255 registers a thread."""
+"""Warps of the step kernel on a multiprocessor: there is room for them with 255 registers a thread."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +90,12 @@ TABLE = (
 
 
 def beside_bias(sizes: Sizes) -> Sizes:
-    """The sizes of a kernel that adds a bias, which takes registers: more warps, and fewer columns."""
+    """Return the sizes for a kernel that also adds a bias, which takes registers: more warps and fewer columns."""
     return replace(sizes, warps=max(8, sizes.warps), columns=min(32, sizes.columns))
 
 
 def hip_sizes(sizes: Sizes) -> Sizes:
-    """The sizes of a kernel on AMD's GPUs, where a warp has 64 threads: up to 512 registers each if there are 4 warps, not 8.
+    """Return the sizes for AMD's GPUs, where a warp has 64 threads: with 4 warps, not 8, each has up to 512 registers.
 
     Two stages take at most 32 KiB of shared memory, of 64.
     """
@@ -110,7 +110,7 @@ def step_sizes(problem: Problem) -> Sizes:
 
 
 def padded(head_dim: int) -> int:
-    """The least of `HEAD_DIMS` that holds `head_dim`. Raises ValueError where none does."""
+    """Return the smallest of `HEAD_DIMS` that holds `head_dim`. Raises ValueError where none does."""
     for size in HEAD_DIMS:
         if head_dim <= size:
             return size
@@ -118,7 +118,7 @@ def padded(head_dim: int) -> int:
 
 
 def sizes_for(role: str, dtype: str, head_dim: int, capability: Capability, low: bool = False) -> Sizes:
-    """The first of `TABLE` that fits, with tiles of at most `LOW_ROWS` rows if `low`. Raises ValueError where none does."""
+    """Return the first sizes in `TABLE` that fit, with at most `LOW_ROWS` rows if `low`. Raises ValueError where none do."""
     for row in TABLE:
         fits = row.role == role and row.halves == (dtype != "float32") and padded(head_dim) in row.head_dims
         if fits and row.since <= capability and not (low and row.sizes.rows > LOW_ROWS):

@@ -31,11 +31,11 @@ POSITIONS, UNSEEN, PAGES, PAGE_ROWS, PAGE, PAGE_FIRST, PAGE_STEP = (
 SPAN_COLUMNS, WRITE_COLUMNS = tl.constexpr(len(Span._fields)), tl.constexpr(len(Write._fields))
 TO_KEY, TO_VALUE = (tl.constexpr(Write._fields.index(name)) for name in ("key", "value"))
 OFFSET, OF_SEQUENCE, OF_HEAD, OF_ROW = (tl.constexpr(i) for i in range(1, 5))
-"""Of the key or the value of a line, after the number of its tensor."""
+"""Fields of the key or the value of a line, after the number of its tensor."""
 ADDRESS, REACH, UNSEEN_HEAD, UNSEEN_GROUP, UNSEEN_ROW, MEMORY_COLUMNS = (tl.constexpr(i) for i in range(6))
-"""Of a line of `memory`."""
+"""Columns of a line of `memory`."""
 LINES = tl.constexpr(128)
-"""Of a table, those that are looked at together."""
+"""Lines of a table that are read together."""
 FAR, FARTHEST = tl.constexpr(4e18), tl.constexpr(2**62)
 """Below 2**63, for products of numbers that tables say."""
 MOST_POSITIONS = tl.constexpr(2**53)
@@ -68,9 +68,9 @@ class Seen(NamedTuple):
     key_row: Any
     value_row: Any
     whole: Any
-    """Whether all rows are read `VECTOR` elements at a time."""
+    """True if all rows are read `VECTOR` elements at a time."""
     pages: Any
-    """Where its pages begin, -1 where there are none, and how many are listed from there on."""
+    """First page, -1 where there are none, and how many are listed from there on."""
     listed: Any
     page_rows: Any
     page: Any
@@ -90,7 +90,7 @@ class Seen(NamedTuple):
 
 @triton.jit
 def place_in(line, row, head, there):
-    """The place among the heads of a line that is key/value head `head`, if the line is of it and of a row; -1."""
+    """Return the index of key/value head `head` among the heads of a line; -1 if the line is not of this row and head."""
     first, rows = tl.load(line + ROW, mask=there, other=0), tl.load(line + ROWS, mask=there, other=0)
     apart = head - tl.load(line + FIRST_HEAD, mask=there, other=0)
     step, heads = tl.load(line + HEAD_STEP, mask=there, other=0), tl.load(line + HEADS, mask=there, other=0)
@@ -111,14 +111,14 @@ def own_lines(table, first, count, COLUMNS: tl.constexpr, row, head):
 
 @triton.jit
 def next_line(own, at):
-    """The first of `own` lines after `at`."""
+    """Return the first line after `at` that `own` marks."""
     numbers = tl.arange(0, LINES)
     return tl.min(tl.where(own & (numbers > at), numbers, LINES - 1))
 
 
 @triton.jit
 def moved(at, count, stride, limit):
-    """The place `count` - 1 strides after `at`; -1 if it is beyond `limit`."""
+    """Return the offset `count` - 1 strides after `at`; -1 if it is beyond `limit`."""
     steps, room = count - 1, limit - at
     short = (steps >= 0) & (stride >= 0) & (steps <= room) & (stride <= room)
     short = short & (steps.to(tl.float32) * stride.to(tl.float32) <= FAR)
@@ -160,7 +160,7 @@ def last_is_listed(listed, count, page_rows, page_first, page_step):
 
 @triton.jit
 def positions_at(step, line, count, PLACED: tl.constexpr):
-    """The address of the positions of a span, 0 where they are at equal distances, and whether these are there."""
+    """Return the address of a span's positions, 0 if they are evenly spaced, and whether they are within bounds."""
     given, query = tl.load(line + POSITIONS), tl.load(line + QUERY_POSITION)
     known = (given >= 0) & (given < step.positions)
     memory = step.memory + tl.where(known, step.stored + given, 0) * MEMORY_COLUMNS
@@ -173,7 +173,7 @@ def positions_at(step, line, count, PLACED: tl.constexpr):
 
 @triton.jit
 def unseen_at(step, line, place, group, count):
-    """The address of what is not seen of a span, 0 if all is, strides of query heads and rows, and whether it is there."""
+    """Return the address of the flags of a span's hidden rows, or 0, their strides by head and row, and if they are in bounds."""
     given = tl.load(line + UNSEEN)
     known = (given >= 0) & (given < step.unseen)
     memory = step.memory + tl.where(known, step.stored + step.positions + given, 0) * MEMORY_COLUMNS
@@ -207,7 +207,7 @@ def seen_at(
     step, line, row, head, group, DIM: tl.constexpr, WIDTH: tl.constexpr, BYTES: tl.constexpr, BIASED: tl.constexpr,
     PLACED: tl.constexpr,
 ):  # fmt: skip
-    """A span, as a row and a head of it see it."""
+    """Return the stored rows of a span that a query row sees for a key/value head."""
     place, own_row, count = place_in(line, row, head, True), row - tl.load(line + ROW), tl.load(line + SEEN)
     key, key_limit, key_address = side_at(step, line + KEY, own_row, place, WIDTH)
     value, value_limit, value_address = side_at(step, line + VALUE, own_row, place, WIDTH)

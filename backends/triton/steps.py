@@ -18,7 +18,7 @@ from dilkit.problem import Problem
 
 
 def attend(placed: PlacedStep, launcher: TritonLauncher) -> tuple[Tensor, Tensor]:
-    """`(out, lse)` of a step, in one launch."""
+    """Compute `(out, lse)` of a decoding step in one launch."""
     step, problem, device = placed.step, placed.problem, placed.step.query.device
     sizes = launcher.sizes("stored", problem, low=True)
     division = divided(placed, launcher.resident(sizes, device))
@@ -46,7 +46,7 @@ def _constants(problem: Problem) -> dict[str, Any]:
 
 
 def _new_rows(step: Step) -> tuple[Tensor, Tensor]:
-    """The rows that are written; where there are none, the query stands in for them."""
+    """Return the new keys and values; where there are none, the query stands in for them."""
     return (step.query, step.query) if step.key is None or step.value is None else (step.key, step.value)
 
 
@@ -57,7 +57,7 @@ def _view(x: Tensor) -> Any:
 
 
 def _bias(step: Step, problem: Problem) -> tuple[Any, ...]:
-    """Weights and positions, how far apart these are, entries and sizes."""
+    """Return a bias as the kernel's arguments: weights, positions, their batch stride, entries and sizes."""
     if step.bias is None:
         return None, None, 0, 0, (1, 1, 1)
     view = bias_view(dict(bias_weights=step.bias.weights, positions=step.bias.positions), problem, None)

@@ -56,7 +56,7 @@ def load_stored(
 
 @triton.jit
 def store_integers(to, numbers, d, DIM: tl.constexpr):
-    """A row as integers and their scale, or as NaN where a number is not finite."""
+    """Store a row as integers and their scale, which is NaN where any number of the row is not finite."""
     sizes = tl.abs(numbers)
     finite = tl.max(tl.where(sizes < float("inf"), 0, 1), 0) == 0
     most = tl.max(sizes, 0)
@@ -72,7 +72,7 @@ def store_integers(to, numbers, d, DIM: tl.constexpr):
 
 @triton.jit
 def store_row(to, numbers, STORED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr):
-    """A row of `SIZE` numbers, of which `DIM` exist."""
+    """Store the `DIM` real numbers of a row of `SIZE`: in STORED, or as integers with a scale."""
     d = tl.arange(0, SIZE)
     if WIDTH > DIM:
         store_integers(to, numbers.to(tl.float32), d, DIM)

@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 MOST_BYTES = 2**30
-"""Of the tables of a group, at most."""
+"""Most bytes of the tables of a group."""
 
 
 @dataclass(frozen=True, eq=False)
 class Strips:
-    """`strips`, `(strips, 5)`, by list and first position: list, first, step, count, and where its biases begin in `biases`.
+    """Strips, sorted by list and first position: `(n, 5)` of list, first position, step, count and start in `biases`.
 
-    `of_tile`: of each tile and query head of it, the list that it sees. `bases`: of each tile, what positions are relative to.
+    `of_tile`: the list that each tile and query head sees. `bases`: the position that a tile's positions are relative to.
     """
 
     strips: Ints
@@ -26,7 +26,7 @@ class Strips:
 
 
 def cut(count: Ints, columns: int) -> tuple[Ints, Ints]:
-    """Runs of `count` positions in pieces of at most `columns`: of each piece its run, and how many positions are before it.
+    """Cut runs of `count` positions into pieces of at most `columns`; return the run of each piece and its place in the run.
 
     Raises ValueError where the strips would need more than `MOST_BYTES`.
     """
@@ -38,5 +38,5 @@ def cut(count: Ints, columns: int) -> tuple[Ints, Ints]:
 
 
 def in_order(strips: Ints) -> Ints:
-    """The strips by list and first position."""
+    """Sort the strips by list and first position."""
     return strips[np.lexsort((strips[:, 1], strips[:, 0]))]

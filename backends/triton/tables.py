@@ -52,7 +52,7 @@ class Tables:
 
 
 def make_tables(problem: Problem, group: Group, kind: str, columns: int) -> Tables:
-    """The tables of the tiles of `group` that `kind` names, in strips of at most `columns` positions.
+    """Return the tables of the tiles of `group` that `kind` names, in strips of at most `columns` positions.
 
     Raises ValueError where they would need more than `strips.MOST_BYTES`.
     """
@@ -72,7 +72,7 @@ def make_tables(problem: Problem, group: Group, kind: str, columns: int) -> Tabl
 
 
 def _spans(seen: Strips, row: Ints, last_row: Ints, back: int, ahead: int) -> Ints:
-    """`Tables.spans` of tiles from `row` to `last_row`, both relative to the base, of which row i sees i - back .. i + ahead."""
+    """Return `Tables.spans` of tiles from `row` to `last_row`, relative to the base; row i sees i - back .. i + ahead."""
     strips, lists = seen.strips, seen.of_tile
     begin, end = (np.searchsorted(strips[:, 0], lists, side=side) for side in ("left", "right"))
     first = strips[:, 0] * _LIST + strips[:, 1]
@@ -141,7 +141,7 @@ class DeviceTables(Kept):
 
 
 def device_tables(problem: Problem, sizes: Sizes, kind: str, device: torch.device) -> DeviceTables:
-    """The tables of the tiles that `kind` names on `device`, for a kernel of these `sizes`; see `kept`."""
+    """Return on `device` the tables of the tiles that `kind` names, for a kernel of these `sizes`; see `kept`."""
     facts = problem.seq, problem.heads, problem.kv_heads, problem.is_causal, sizes.rows, sizes.columns
     key = "triton tables", problem.pattern.to_json(), facts, kind
     return kept(key, partial(_copied, problem, sizes, kind, device), problem, device)

@@ -45,7 +45,7 @@ class TableView(NamedTuple):
 
 @triton.jit
 def tile_at(table, number, ROWS: tl.constexpr):
-    """Positions of the rows of a tile, whether they are there, its head, and where the positions of its strips begin."""
+    """Return the positions of a tile's rows, which of them exist, its head, and the base of its strips' positions."""
     record = table.tiles + number * 5
     row, rows, step, head = tl.load(record), tl.load(record + 1), tl.load(record + 2), tl.load(record + 3)
     i = tl.arange(0, ROWS)
@@ -55,14 +55,14 @@ def tile_at(table, number, ROWS: tl.constexpr):
 
 @triton.jit
 def span_at(table, number):
-    """The span of a tile, or of one query head of a tile: strips from, whole from, whole to, and to."""
+    """Return the strips that a tile, or one of its query heads, sees: first, first whole, end of the whole ones, end."""
     record = table.spans + number * 4
     return tl.load(record), tl.load(record + 1), tl.load(record + 2), tl.load(record + 3)
 
 
 @triton.jit
 def turns(span, CUT: tl.constexpr):
-    """The first turn of the loop over the strips of a span that are cut, or over the others, and the end of it."""
+    """Return the first and the end turn of the loop over a span's strips: the cut ones if `CUT`, else the whole ones."""
     if CUT:
         return span[0], span[3] - (span[2] - span[1])
     return span[1], span[2]
@@ -76,7 +76,7 @@ def strip_of_turn(span, turn, CUT: tl.constexpr):
 
 @triton.jit
 def strip_at(table, number, base, COLUMNS: tl.constexpr):
-    """Positions of the columns of a strip, whether they are there, and their biases, -inf for none."""
+    """Return the positions of a strip's columns, which of them exist, and their biases, -inf where none does."""
     record = table.strips + number * 4
     first, step, count, bias = tl.load(record), tl.load(record + 1), tl.load(record + 2), tl.load(record + 3)
     i = tl.arange(0, COLUMNS)
@@ -87,7 +87,7 @@ def strip_at(table, number, base, COLUMNS: tl.constexpr):
 
 @triton.jit
 def within(scores, rows, positions, back, ahead):
-    """The scores of rows, `-inf` where a position is beyond their bounds."""
+    """Set scores of positions beyond the bounds of their row to `-inf`."""
     apart = positions[None, :] - rows[:, None]
     return tl.where((apart >= -back) & (apart <= ahead), scores, -float("inf"))
 
@@ -108,7 +108,7 @@ def inside(there, DIM: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def load_rows(view, batch, head, positions, there, DIM: tl.constexpr, SIZE: tl.constexpr):
-    """The rows of one head at `positions`; zeros where none is."""
+    """Load the rows of one head at `positions`, and zeros where there is none."""
     return tl.load(addresses(view, batch, head, positions, SIZE), mask=inside(there, DIM, SIZE), other=0.0)
 
 

@@ -43,7 +43,7 @@ class Bias(ABC):
         return changed
 
     def of_rows(self, rows: Tensor) -> Bias:
-        """Return the bias of sequences made of these rows, int64 `(seq,)` or `(batch, seq)`; positions begin anew."""
+        """Return the bias of sequences made of these rows, int64 `(seq,)` or `(batch, seq)`; positions restart."""
         return self
 
     def of_sequence(self, number: int, length: int) -> Bias:

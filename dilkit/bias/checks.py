@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,14 +52,21 @@ def check_reach(name: str, positions: Tensor | int, dtype: torch.dtype) -> None:
         raise ValueError(f"{name} reach {positions:,}, but {reach_of}; {wider}, or nearer ones are needed")
 
 
-def whole(name: str, x: Any) -> Tensor:
-    """Return `x` as int64. Raises TypeError or ValueError unless it is a tensor `(n,)` of whole numbers, n odd."""
+def integers(name: str, x: object, what: str) -> Tensor:
+    """Return `x`. Raises TypeError, which ends with `what`, unless it is a tensor of integers."""
     if not isinstance(x, Tensor) or x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
         kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"{name} is {kind}; an integer torch.Tensor is needed, a bucket for each i - j from -m to m")
-    if x.dim() != 1 or x.shape[0] % 2 == 0:
-        raise ValueError(f"{name} has shape {tuple(x.shape)}; (2 * m + 1,) is needed, a bucket for each i - j from -m to m")
-    return x.long()
+        raise TypeError(f"{name} is {kind}; an integer torch.Tensor is needed, {what}")
+    return x
+
+
+def whole(name: str, x: object) -> Tensor:
+    """Return `x` as int64. Raises TypeError or ValueError unless it is a tensor `(n,)` of whole numbers, n odd."""
+    what = "a bucket for each i - j from -m to m"
+    buckets = integers(name, x, what)
+    if buckets.dim() != 1 or buckets.shape[0] % 2 == 0:
+        raise ValueError(f"{name} has shape {tuple(buckets.shape)}; (2 * m + 1,) is needed, {what}")
+    return buckets.long()
 
 
 def check_range(name: str, x: Tensor, below: int, what: str) -> None:
@@ -73,7 +79,7 @@ def check_range(name: str, x: Tensor, below: int, what: str) -> None:
 
 
 def _left_to_device(x: Tensor, holds: Callable[[], Tensor], text: str) -> bool:
-    """True where numbers are not looked at: torch traces, or a GPU, for which nothing waits, makes a later call fail."""
+    """True if numbers cannot be checked here: under tracing they are not, and on a GPU an assertion there fails later."""
     fake = x.is_meta or type(x).__name__ == "FakeTensor"
     if torch.compiler.is_compiling() or fake or torch._C._are_functorch_transforms_active():
         return True

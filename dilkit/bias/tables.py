@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dilkit.bias.base import Bias, PlacedBias
-from dilkit.bias.checks import check_range, check_reach, floating, whole
+from dilkit.bias.checks import check_range, check_reach, floating, integers, whole
 from dilkit.bias.form import BiasForm, LoweredBias
 from dilkit.bias.grids import axis_sizes, cells_of, check_cells, entry_of, grid_shape
 from dilkit.checks import boolean, check_type, integer
@@ -184,7 +184,6 @@ class CoordinateTable(PlacedBias):
     weights_name: ClassVar[str] = "table"
 
     def __post_init__(self) -> None:
-        x = self.coordinates
         if self.sizes is None:
             floating("table", self.table, (2, 3, 4), "(heads, a), (heads, a, b) or (heads, a, b, c)")
             _check_odd(self.table)
@@ -194,9 +193,7 @@ class CoordinateTable(PlacedBias):
             check_type("sizes", self.sizes, (tuple, list), "a sequence of sizes is needed")
             dims = len(self.sizes)
             object.__setattr__(self, "sizes", axis_sizes(self.sizes, dims, self.table.shape[1], "entries of table"))
-        if not isinstance(x, Tensor) or x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
-            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise TypeError(f"coordinates is {kind}; an integer torch.Tensor is needed, the cell of each token")
+        x = integers("coordinates", self.coordinates, "the cell of each token")
         if x.dim() not in (2, 3) or x.shape[-1] != dims:
             raise ValueError(f"coordinates has shape {tuple(x.shape)}; (batch, seq, {dims}) or (seq, {dims}) is needed")
 

@@ -149,7 +149,7 @@ def merge_attentions(
     (torch.Size([1, 6, 4, 8]), torch.Size([1, 6, 4]))
     """
     if len(outputs) < 2 or len(outputs) != len(lse_tensors):
-        raise ValueError(f"{len(outputs)} outputs and {len(lse_tensors)} lse_tensors; two or more, of each as many, are needed")
+        raise ValueError(f"{len(outputs)} outputs and {len(lse_tensors)} lse_tensors; two or more, equally many, are needed")
     lse = torch.stack(tuple(lse_tensors))
     is_empty = lse.isneginf().all(0)  # rows without a key, whose results are 0
     lse = lse.masked_fill(is_empty, 0)

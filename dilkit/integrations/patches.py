@@ -9,7 +9,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from threading import RLock
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -17,19 +17,37 @@ if TYPE_CHECKING:
 Patch = Callable[[ModuleType], None]
 
 
-class Handle:
-    """The handle that an `install` returns: `uninstall()`, or the end of a `with` block, undoes the installation."""
+class Installation:
+    """The handle that an `install` returns: `uninstall()`, or the end of a `with` block, undoes the installation.
 
-    patches: ClassVar[Patches]
+    Its attributes are the `options` of that `install`.
+
+    >>> from dilkit.integrations.torchscale import install
+    >>> handle = install(mask="ignore")
+    >>> handle.uninstall()
+    >>> handle
+    <dilkit for torchscale: tail='zeros', mask='ignore', backend=None, not installed>
+    >>> handle.mask
+    'ignore'
+    """
+
+    def __init__(self, package: str, patches: Patches, **options: Any) -> None:
+        self._package, self._patches, self._options = package, patches, options
+        vars(self).update(options)
+        patches.add(self)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def uninstall(self) -> None:
         """Undo this installation; a second time does nothing. With the last one, modules are as they were before the first."""
-        self.patches.remove(self)
+        self._patches.remove(self)
 
-    @property
-    def state(self) -> str:
-        """Return "installed" or "not installed", for `repr`."""
-        return "installed" if self in self.patches.handles else "not installed"
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in self._options.items())
+        state = "installed" if self in self._patches.handles else "not installed"
+        return f"<dilkit for {self._package}{options and f': {options}'}, {state}>"
 
     def __enter__(self) -> Self:
         return self
@@ -47,10 +65,10 @@ class Patches(MetaPathFinder):
 
     def __init__(self, by_name: Mapping[str, Patch], restore: Callable[[], None]) -> None:
         self._by_name, self._restore, self._lock = dict(by_name), restore, RLock()
-        self.handles: list[Handle] = []
+        self.handles: list[Installation] = []
         """The installations that hold; the last one rules."""
 
-    def add(self, handle: Handle) -> None:
+    def add(self, handle: Installation) -> None:
         with self._lock:
             self.handles.append(handle)
             if self not in sys.meta_path:
@@ -58,7 +76,7 @@ class Patches(MetaPathFinder):
             for name, module in list(sys.modules.items()):
                 self._patch(name, module)
 
-    def remove(self, handle: Handle) -> None:
+    def remove(self, handle: Installation) -> None:
         with self._lock:
             if handle in self.handles:
                 self.handles.remove(handle)

@@ -1,4 +1,4 @@
-"""Stand-ins for modules of other packages: placed where they are imported from, and taken away again."""
+"""Substitutes for modules of other packages: placed where they are imported from, and taken away again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Stubs:
-    """The stand-ins of one integration; `origin` describes them, in their `__spec__` and `repr`."""
+    """The substitutes of one integration; `origin` describes them, in their `__spec__` and `repr`."""
 
     def __init__(self, origin: str) -> None:
         self.origin = origin
@@ -33,7 +33,7 @@ class Stubs:
             setattr(sys.modules[parent], last, module)
 
     def take_away(self) -> None:
-        """Undo every `place`; a stand-in goes under whatever name others have put it."""
+        """Undo every `place`; substitutes are removed under every name that other code has given them."""
         for name, module in list(sys.modules.items()):
             if module in self:
                 del sys.modules[name]

@@ -79,12 +79,10 @@ class TitanAttention(nn.Module):
         >>> TitanAttention.of(SimpleNamespace(pos_encode="abs"))
         Traceback (most recent call last):
         ...
-        ValueError: pos_encode='abs' of the attention; 'alibi' is needed, other encodings need no bias
+        ValueError: pos_encode='abs' is not supported, only 'alibi': keep the module's own attention
         """
         if module.pos_encode != "alibi":
-            raise ValueError(
-                f"pos_encode={module.pos_encode!r} of the attention; 'alibi' is needed, other encodings need no bias"
-            )
+            raise ValueError(f"pos_encode={module.pos_encode!r} is not supported, only 'alibi': keep the module's own attention")
         if module.attn_drop_prob:
             raise ValueError(f"attn_drop_prob={module.attn_drop_prob} of the attention; 0 is needed, as in the published model")
         check_plain("the attention", module, type(module), "register hooks after replace_attention")
@@ -151,7 +149,10 @@ def replace_attention(model: nn.Module) -> None:
     for block, attention in zip(blocks, ours, strict=True):
         block.attn = attention
     if getattr(sys.modules.get(type(encoder).__module__), "_slide2vec_titan_patched", False):
-        encoder.forward_features = MethodType(_without_slide2vec(type(encoder).forward_features), encoder)
+        own_method = inspect.getclosurevars(type(encoder).forward_features).nonlocals.get("orig_forward_features")
+        if own_method is None:
+            raise ValueError("forward_features of the encoder is slide2vec's, of an unknown version; replace_attention before it")
+        encoder.forward_features = MethodType(own_method, encoder)
     encoder.get_alibi = _grid_coordinates
     encoder.local_alibi, encoder.global_alibi = _grid_coordinates(6, 6), _grid_coordinates(14, 14)  # kept of two sizes
     encoder.local_alibi_status = encoder.global_alibi_status = False  # not yet of a batch, nor on its device
@@ -177,14 +178,6 @@ def _grid_coordinates(w: int, h: int, bg_mask: Tensor | None = None) -> Tensor:
     device = None if bg_mask is None else bg_mask.device
     cells = torch.cartesian_prod(*(torch.arange(size, dtype=torch.float32, device=device) for size in (w, h)))
     return (cells if bg_mask is None else cells[bg_mask.flatten()])[None, None]
-
-
-def _without_slide2vec(patched: Any) -> Any:
-    """Return TITAN's own method, around which slide2vec has put one that makes a matrix of all pairs."""
-    method = inspect.getclosurevars(patched).nonlocals.get("orig_forward_features")
-    if method is None:
-        raise ValueError("forward_features of the encoder is slide2vec's, of an unknown version; replace_attention before it")
-    return method
 
 
 def _tiles(bg_mask: Tensor, batch: int, tiles: int) -> Tensor:

@@ -94,11 +94,11 @@ class InnerAttention(nn.Module):
         for dim, placement in enumerate(q.placements):
             if placement.is_shard(ROWS):
                 if comm is not None:
-                    raise ValueError(f"q has placements {q.placements}, rows along two dimensions of {mesh}; one is needed")
+                    raise ValueError(f"q has placements {q.placements}, rows cut along two dimensions of {mesh}; cut one")
                 comm = self._comm(mesh, dim)
             elif placement.is_shard(HEADS):
                 if sum(one.is_shard(HEADS) for one in q.placements) > 1:
-                    raise ValueError(f"q has placements {q.placements}, heads along two dimensions of {mesh}; one is needed")
+                    raise ValueError(f"q has placements {q.placements}, heads cut along two dimensions of {mesh}; cut one")
                 pattern = _of_heads(self.pattern, q.shape[HEADS], k.shape[HEADS], mesh.get_local_rank(dim), mesh.size(dim))
             elif not placement.is_replicate():
                 raise ValueError(

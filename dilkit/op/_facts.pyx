@@ -34,7 +34,7 @@ cdef struct ExchangeAPI:
 
 
 cdef ExchangeAPI *find_api() except? NULL:
-    """Torch's DLPack exchange API; NULL if it has none of the major version that is declared here."""
+    """Torch's DLPack exchange API; NULL if it lacks the major version that is declared here."""
     capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     if capsule is None:
         return NULL

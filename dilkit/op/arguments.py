@@ -100,7 +100,7 @@ def check_inputs(inputs: Inputs, pattern: Pattern, is_square: bool = True) -> No
 
 
 def check_others(inputs: Inputs, pattern: Pattern) -> None:
-    """Raise TypeError or ValueError for tensors beside query, key and value, which fit each other, that do not fit them."""
+    """Raise TypeError or ValueError unless mask, sink, layout and intervals fit query and key, which fit each other."""
     if inputs.key_padding_mask is not None:
         _check_mask(inputs.key_padding_mask, inputs.key)
     if inputs.sink is not None:

@@ -57,7 +57,7 @@ def attend(inputs: Inputs, options: CallOptions, key: Hashable | None = None) ->
 
 
 def differentiate(dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, options: CallOptions) -> tuple[Tensor, ...]:
-    """Gradients of query, key, value and of what `inputs.learned` names; raises as `attend` does."""
+    """Compute gradients of query, key, value and of what `inputs.learned` names; raises as `attend` does."""
     key = None if torch.is_grad_enabled() else call_key((dout, inputs, out, lse))
     if key is not None:
         return compute_gradients(dout, inputs, out, lse, options, key)
@@ -123,7 +123,7 @@ def learning(inputs: Inputs, options: CallOptions) -> CallOptions:
 
 
 def compute(prepared: PreparedCall, inputs: Inputs, options: CallOptions) -> tuple[Tensor, Tensor]:
-    """`(out, lse)` by the backend that was chosen; nothing is recorded."""
+    """Compute `(out, lse)` by the backend that was chosen; nothing is recorded."""
     if (beyond := first_beyond(inputs, prepared.spans)) >= 0:
         refuse_beyond(prepared.names[beyond], _present(*flat(inputs))[beyond])
     if prepared.is_plain:
@@ -198,7 +198,7 @@ def _present(*tensors: Tensor | None) -> list[Tensor]:
 def _gradients(
     dout: Tensor | None, dlse: Tensor | None, inputs: Inputs, out: Tensor, lse: Tensor, options: CallOptions
 ) -> Sequence[Tensor | None]:
-    """`differentiate` through `out` and through `lse`; None for gradients that are 0."""
+    """Compute gradients through `out` and through `lse`; None for gradients that are 0."""
     gradients = None if dout is None else differentiate(dout, inputs, out, lse, options)
     if dlse is None:
         return [None] * (3 + len(inputs.learned)) if gradients is None else gradients

@@ -29,7 +29,7 @@ TORCH_DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 
 
 def check_tensor(name: str, x: object, needed: str = "a torch.Tensor") -> Tensor:
-    """Return `x`. Raises TypeError for what is no tensor, and for a DTensor, whose shape is not that of its rows."""
+    """Return `x`. Raises TypeError unless it is a tensor, and for a DTensor, whose shape is not that of its local rows."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} is a {type(x).__name__}; {needed} is needed")
     if type(x) is not Tensor:
@@ -91,7 +91,7 @@ def warn_of_many_heads(query: Tensor) -> None:
 
 
 def span(x: Tensor) -> int:
-    """Bytes from the first element to the end of the last; 0 of an empty tensor."""
+    """Return the bytes from the first element to the end of the last; 0 for an empty tensor."""
     if 0 in x.shape:
         return 0
     last = 0
@@ -124,7 +124,7 @@ def in_rows(x: Tensor) -> Tensor:
 
 
 def check_returned(backend: str, returned: object, wanted: Mapping[str, Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """What a backend returned, contiguous. Raises TypeError or ValueError unless they are tensors like `wanted` in own memory."""
+    """Return a backend's results, contiguous. Raises TypeError or ValueError unless they are like `wanted`, in own memory."""
     results = tuple(returned) if isinstance(returned, (tuple, list)) else (returned,)
     if len(results) != len(wanted) or not all(isinstance(x, Tensor) for x in results):
         kinds = ", ".join(type(x).__name__ for x in results)
@@ -141,7 +141,7 @@ def check_returned(backend: str, returned: object, wanted: Mapping[str, Tensor],
 
 
 def empty_outputs(query: Tensor) -> tuple[Tensor, Tensor]:
-    """`out` like `query`, and `lse` `(batch, heads, seq)`: contiguous, not filled in."""
+    """Allocate `out` like `query`, and `lse` `(batch, heads, seq)`: contiguous, uninitialised."""
     batch, seq, heads, _ = query.shape
     lse = torch.empty(batch, heads, seq, dtype=lse_dtype(query.dtype), device=query.device)
     return torch.empty_like(query, memory_format=torch.contiguous_format), lse

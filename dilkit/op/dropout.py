@@ -55,7 +55,7 @@ class Dropout(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """What weights that are kept are multiplied by: one by the probability with which they are."""
+        """Factor of the weights that are kept: one over the probability of keeping them."""
         return 2**32 / (2**32 - self.threshold)
 
     def of_sequence(self, number: int) -> Dropout:
@@ -90,7 +90,7 @@ def philox(counter: Words, seed: int) -> Words:
 
 
 def draw_seed(generator: torch.Generator | None = None) -> Tensor:
-    """The seed of a call, int64 `()`: one draw from a generator of the CPU, by default torch's own."""
+    """Draw the seed of a call, int64 `()`, from a CPU generator, by default torch's own."""
     seed = torch.randint(2**63 - 1, (), generator=generator, dtype=torch.int64, device="cpu")
     return _saved_seed(seed) if torch.compiler.is_compiling() else seed
 
@@ -126,7 +126,7 @@ _saved_seed: Callable[[Tensor], Tensor] = torch.ops.dilkit.saved_seed.default
 
 
 def dropout_of(problem: Problem, drawn: Dropout | None) -> Dropout | None:
-    """The dropout of a call as backends take it, None for none. Raises TypeError or ValueError for tensors that do not fit."""
+    """Return the dropout of a call as backends take it, None for none. Raises TypeError or ValueError for unfit tensors."""
     seed, places = (None, None) if drawn is None else (drawn.seed, drawn.places)
     if problem.varlen and places is not None:
         raise ValueError("dropout_places and cu_seqlens cannot go together; the places of packed sequences are their own")

@@ -1,4 +1,4 @@
-"""Freed memory that the allocator keeps, given back to the system: what is made next may not fit into its gaps."""
+"""Give freed memory back to the system: larger tensors may not fit into the gaps that the allocator keeps."""
 
 from __future__ import annotations
 

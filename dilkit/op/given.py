@@ -34,7 +34,7 @@ def check_given(inputs: Inputs, pattern: Pattern) -> None:
         if getattr(inputs, name) is not None and name != argument:
             raise ValueError(f"{name} is given, but {pattern} has no branch for it; give it dilkit.{taking}")
         if getattr(inputs, name) is None and name == argument and branch is not None:
-            raise ValueError(f"{name} is missing; give it, or {branch.call()} its own, {having}")
+            raise ValueError(f"{name} is missing; give it to the call, or to {branch.call()} when it is made, {having}")
     if branch is None:
         return
     if argument == "intervals":

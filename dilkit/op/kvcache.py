@@ -49,16 +49,16 @@ _Tensors = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor]
 
 @dataclass(frozen=True)
 class PreparedLastRows:
-    """What was chosen for calls with the same facts."""
+    """Backend and checks that were chosen for calls with the same facts."""
 
     backend: Backend
     problem: Problem
     nbytes: int
     spans: tuple[int, ...]
-    """Of each tensor, the bytes from its first element to the end of its last."""
+    """For each tensor, the bytes from its first element to the end of its last."""
     foreign: bool
     of_some_lengths: bool
-    """Whether the pattern may not be for sequences of every length."""
+    """True if the pattern may not be for sequences of every length."""
     step: tuple[DecodingBackend, Problem, LastRows] | None
     """A step of one row of each sequence; None for calls of other rows, patterns without spans, and backends without steps."""
 
@@ -67,9 +67,9 @@ def check_tensors(query: object, k_cache: object, v_cache: object, key: object, 
     """Raise TypeError or ValueError, naming the tensor, unless all fit each other. `key` and `value` may be None."""
     if (key is None) != (value is None):
         raise ValueError("key and value go together: give both, or neither where the cache has them already")
-    given: tuple[Any, ...] = query, k_cache, v_cache, cache_seqlens, key, value
     count = 4 if key is None else 6
-    names, tensors = _NAMES[:count], given[:count]
+    tensors: tuple[Any, ...] = (query, k_cache, v_cache, cache_seqlens, key, value)[:count]
+    names = _NAMES[:count]
     if {*map(type, tensors)} == {Tensor} and not torch.compiler.is_compiling():
         plan.cached(("tensors of last rows", names, tensor_key(tensors)), _fitting, names, tensors)
     else:
@@ -83,8 +83,8 @@ class _Fitting:
     nbytes: int = plan.ENTRY_BYTES
 
 
-def _fitting(names: tuple[str, ...], given: tuple[Any, ...]) -> _Fitting:
-    arguments = dict(zip(names, given, strict=True))
+def _fitting(names: tuple[str, ...], values: tuple[Any, ...]) -> _Fitting:
+    arguments = dict(zip(names, values, strict=True))
     tensors = {name: _checked(name, x) for name, x in arguments.items() if name != "cache_seqlens"}
     first, caches = tensors["query"], tensors["k_cache"]
     for name, x in tensors.items():
@@ -126,7 +126,7 @@ def _check_lengths_tensor(given: object, query: Tensor) -> None:
 
 
 def _check_lengths(cache_seqlens: Tensor, new: int, rows: int, capacity: int) -> list[int]:
-    """The lengths with the new rows. Raises ValueError for one beyond the capacity, or shorter than the rows to be computed."""
+    """Return the lengths with the new rows. Raises ValueError beyond the capacity, or below the rows to be computed."""
     before = cache_seqlens.tolist()
     for b, length in enumerate(before):
         if length < 0 or length + new > capacity:
@@ -167,7 +167,7 @@ def _attend(
     bias: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`(out, lse)` of the rows of `query`, after `key` and `value` were appended; raises before anything is changed."""
+    """Append `key` and `value`, then compute `(out, lse)` of `query`; raises before anything is changed."""
     every = query, k_cache, v_cache, cache_seqlens, key, value, sink, bias, positions
     tensors = tuple([x for x in every if x is not None])
     names = tuple([name for name, x in zip(_NAMES, every, strict=True) if x is not None])

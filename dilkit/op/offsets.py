@@ -32,12 +32,12 @@ def with_offset(inputs: Inputs, query_offset: int | Tensor) -> tuple[Inputs, int
 
 
 def packed_alike(inputs: Inputs) -> bool:
-    """True of packed sequences with as many queries as keys each: then there are as many of both in all."""
+    """True if sequences are packed and each has as many keys as queries."""
     return inputs.cu_seqlens is not None and inputs.cu_seqlens_k is None
 
 
 def positions_of(inputs: Inputs, query_offset: int | None, is_causal: bool, longest: int) -> dict[str, int | None]:
-    """Return what a `Problem` says of queries: nothing where query i is key i. `longest`: of packed sequences, else 0."""
+    """Return a `Problem`'s fields for queries: nothing where query i is key i. `longest`: of packed sequences, else 0."""
     queries, keys = inputs.query.shape[1], inputs.key.shape[1]
     if inputs.cu_seqlens_k is not None and inputs.cu_seqlens is None:
         raise ValueError("cu_seqlens_k is given without cu_seqlens; both are needed")

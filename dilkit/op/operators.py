@@ -35,7 +35,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 def _backward(*arguments: Any) -> tuple[Tensor, ...]:
-    """The kernel of the backward operator, whose schema has all gradients in every call: empty ones for none."""
+    """Run the backward operator, whose schema has all gradients in every call: empty ones for none."""
     dout, inputs, out, lse, options = backward_call(*arguments)
     results = compute_gradients(dout, inputs, out, lse, options)
     gradients = dict(zip(("query", "key", "value", *inputs.learned), results, strict=True))
@@ -106,7 +106,7 @@ def _autocast(op: Any, count: int, device: str) -> Callable[..., Any]:
 
 
 def _vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
-    """The vmap rule: the mapped dimension becomes part of the batch, or elements are calls where tensors do not allow it."""
+    """Map the call: fold the mapped dimension into the batch, or call element by element where tensors do not allow it."""
     inputs, options = forward_call(*arguments)
     tensors, size = flat(inputs), info.batch_size
     dims = (*in_dims[:4], *in_dims[6:7], *in_dims[8:], *(None,) * len(TENSORS))  # without scale, text and max_seqlen

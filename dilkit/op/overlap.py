@@ -1,4 +1,4 @@
-"""Whether tensors share memory: what a call writes must be in one place each, where nothing is that it reads.
+"""Check that tensors do not share memory: a call writes each place once, and reads none of them.
 
     bytes of a tensor    address + i_0 * step_0 + ... + i_n * step_n        0 <= i_d < size_d, the last step a byte
 
@@ -24,7 +24,7 @@ _MOST_DISTANCES = 10_000
 
 
 def check_places(names: Sequence[str], tensors: Mapping[str, Tensor]) -> None:
-    """Raise ValueError, naming the tensor, where one of `names`, which is written, has several elements in one place."""
+    """Raise ValueError, naming it, if a tensor that is written, one of `names`, overlaps itself in memory."""
     for name in names:
         x = tensors[name]
         if overlaps_itself(x.shape, x.stride()):

@@ -143,4 +143,4 @@ def _check(inputs: Inputs, options: CallOptions, core: tuple[Tensor, ...], from_
 _TEXTS = 4
 """A pattern has a text, and branches: that of the key may be another than that of the backward pass."""
 _TENSOR_BYTES = 400
-"""What is kept of each tensor takes about as much."""
+"""Size of the facts kept for each tensor, about."""

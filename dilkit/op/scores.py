@@ -1,4 +1,4 @@
-"""What changes the scores of a call: the bias and the softcap, checked, and as the torch operators take them.
+"""Changes to the scores of a call: the bias and the softcap, checked, and as the torch operators take them.
 
 score = softcap(scale * q_i . k_j) + bias(h, i, j) + log count        softcap(s) = cap * tanh(s / cap)
 """
@@ -32,7 +32,7 @@ class Scores(NamedTuple):
         return (None, None) if self.bias is None else (self.bias.weights, self.bias.positions)
 
     def of_part(self, number: int, parts: int) -> Scores:
-        """Those of one of so many equal parts of the heads."""
+        """Return the scores of part `number` of `parts` equal parts of the heads."""
         if self.bias is None:
             return self
         return self._replace(bias=self.bias._replace(weights=self.bias.weights.tensor_split(parts)[number]))
@@ -54,7 +54,7 @@ PLAIN = Scores()
 def scores_of(
     bias: Bias | None, softcap: float | None, query: Tensor, pattern: Pattern, kv_heads: int, rows: int | None = None
 ) -> Scores:
-    """Return both for a call with `query`; `rows` of the keys where they are others. Raises TypeError or ValueError."""
+    """Return bias and softcap of a call with `query`; `rows`: of the keys, if not of `query`. Raises TypeError or ValueError."""
     if bias is None and softcap is None:
         return PLAIN
     cap = check_softcap(softcap)
@@ -68,7 +68,7 @@ def scores_of(
 def packed_scores(
     bias: Bias | None, softcap: float | None, query: Tensor, pattern: Pattern, kv_heads: int, cu_seqlens: Tensor, total: int
 ) -> Scores:
-    """Return both for a packed call with so many keys in all: positions begin anew with each sequence of `cu_seqlens`."""
+    """Return bias and softcap of a packed call with `total` keys; positions restart with each sequence of `cu_seqlens`."""
     if bias is None or (isinstance(bias, Bias) and bias.by_row):
         return scores_of(bias, softcap, query, pattern, kv_heads, total)
     fitted = fitting(bias, query, pattern, kv_heads)
@@ -83,7 +83,7 @@ def packed_scores(
 
 
 def fitting(bias: object, query: Tensor, pattern: Pattern, kv_heads: int) -> Bias:
-    """`bias` for the heads of `query`. Raises TypeError or ValueError for one that is none, of other heads or elsewhere."""
+    """Return `bias` for the heads of `query`. Raises TypeError or ValueError for no bias, other heads or another device."""
     if not isinstance(bias, Bias):
         needed = "a value such as dilkit.Alibi or dilkit.RelativeTable is needed, never a tensor of all pairs"
         raise TypeError(f"bias={shown(bias)} is a {type(bias).__name__}; {needed}")
@@ -96,7 +96,7 @@ def fitting(bias: object, query: Tensor, pattern: Pattern, kv_heads: int) -> Bia
 
 
 def check_softcap(softcap: float | None) -> float:
-    """The softcap as a number, 0 for None. Raises TypeError or ValueError for one that is none."""
+    """Return the softcap as a number, 0 for None. Raises TypeError or ValueError for an invalid one."""
     if softcap is None:
         return 0.0
     cap = real("softcap", softcap)
@@ -117,7 +117,7 @@ def _of_heads(bias: Bias, heads: int, kv_heads: int, pattern: Pattern) -> Bias:
 
 
 def lowered(bias: Bias, dtype: torch.dtype, rows: slice | Tensor = slice(None)) -> LoweredBias:
-    """What kernels take beside queries of a dtype: of positions those of `rows`."""
+    """Lower a bias for queries of a dtype, with the positions of `rows` alone."""
     form, weights, positions = bias.lowered(lse_dtype(dtype))
     learned = torch.is_grad_enabled() and weights.requires_grad
     if positions is not None and positions.device != weights.device:

@@ -14,7 +14,7 @@ from dilkit.op.zero_keys import ZeroKeys
 from dilkit.problem import Problem
 
 _MANY_ROWS = 2**23
-"""Of a sequence, beyond which a packed call is prepared for its own length: that takes a moment of what the call takes."""
+"""Rows of a sequence beyond which a packed call is prepared for its own length: that takes a moment of what the call takes."""
 
 
 def check_cu_seqlens(cu_seqlens: object, query: Tensor, total: int, name: str = "cu_seqlens", of: str = "query") -> None:
@@ -76,7 +76,7 @@ def assert_lengths(cu_seqlens: Tensor, max_seqlen: int, total: int) -> None:
 
 
 def checked_longest(cu_seqlens: Tensor, total: int, name: str = "cu_seqlens", of: str = "query") -> int:
-    """The length of the longest sequence; raises ValueError for numbers that do not cut `total` rows into sequences."""
+    """Return the length of the longest sequence. Raises ValueError unless `cu_seqlens` cuts `total` rows into sequences."""
     lengths = cu_seqlens.diff()
     least, most = (0, 0) if len(lengths) == 0 else (int(x) for x in torch.stack(torch.aminmax(lengths)).tolist())
     first, last = int(cu_seqlens[0]), int(cu_seqlens[-1])
@@ -106,7 +106,7 @@ def _sequence_of(rows: Tensor, cu_seqlens: Tensor) -> Tensor:
 
 
 def zero_keys(problem: Problem, query: Tensor, cu_seqlens: Tensor) -> ZeroKeys | None:
-    """The zero keys that the padding of the pattern's tails gives to the rows of each sequence; None if to none."""
+    """Return the zero keys that the padding of segment tails gives to each sequence; None without any."""
     if problem.pattern.tail != "zeros" or problem.is_causal:
         return None
     rows = torch.arange(query.shape[1], dtype=torch.int32, device=cu_seqlens.device)

@@ -33,7 +33,7 @@ class ZeroKeys:
 
 
 def zero_keys_of(pattern: Pattern, seq: int, heads: int, kv_heads: int, like: Tensor, rows: range) -> ZeroKeys:
-    """The zero keys that the padding of `pattern.tail` gives to `rows`, on the device of `like`."""
+    """Return the zero keys that the padding of `pattern.tail` gives to `rows`, on the device of `like`."""
     positions = torch.arange(rows.start, rows.stop, device=like.device)
     with torch.inference_mode(False):  # a tensor made in inference mode could not be used for training later
         count = pattern.zero_keys(seq, heads, kv_heads=kv_heads, rows=positions)
@@ -56,7 +56,7 @@ def add_zero_keys(out: Tensor, lse: Tensor, zero_keys: ZeroKeys | None, sink: Te
 
 
 def _logits(lse: Tensor, zero_keys: ZeroKeys | None, sink: Tensor | None) -> tuple[int, Tensor]:
-    """The first row that sees any of these keys, and from there on the logarithm of the sum of their weights."""
+    """Return the first row that sees any of these keys, and the log of their summed weights from there on."""
     if sink is None:
         assert zero_keys is not None
         return zero_keys.first, zero_keys.logits
@@ -90,7 +90,7 @@ def check_sink(sink: object, query: Tensor) -> None:
 
 
 def sink_gradient(sink: Tensor, out: Tensor, lse: Tensor, dout: Tensor | None, dlse: Tensor | None) -> Tensor:
-    """The gradient of a sink `(heads,)`, given `out` and `lse` with it, and their gradients if there are any.
+    """Compute the gradient of a sink `(heads,)`, given `out` and `lse` with it, and their gradients if any.
 
         dsink[h] = sum over the rows i of exp(sink[h] - lse'[h, i]) * (dlse[h, i] - dout[i, h] . out'[i, h])
 

@@ -58,7 +58,7 @@ def active_blocks(
     const int64_t[::1] reach,
     int64_t blocks,
 ):
-    """How many (query block, key block) pairs hold a pair of cells at most `reach` apart along each axis.
+    """Count the (query block, key block) pairs that hold cells at most `reach` apart along each axis.
 
     `block_of`, `(depth, rows, columns)`: the block of each cell, below `blocks`. The groups of `cells` are the query blocks.
     """
@@ -107,7 +107,7 @@ cdef inline void _new_part(
 cdef inline int64_t _place(
     const int64_t[:, ::1] cells, int64_t i, const int64_t[:, ::1] lows, const int64_t[:, ::1] sizes, Py_ssize_t s
 ) noexcept nogil:
-    """Where cell i is in the box of segment s."""
+    """Return the place of cell i in the box of segment s."""
     return ((cells[i, 0] - lows[s, 0]) * sizes[s, 1] + cells[i, 1] - lows[s, 1]) * sizes[s, 2] + cells[i, 2] - lows[s, 2]
 
 

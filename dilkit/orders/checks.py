@@ -118,5 +118,5 @@ def wrong_length(what: str, tokens: int, order: TokenOrder) -> ValueError:
     elif tokens > cells:
         hint = f"extra_tokens={tokens - cells} would leave {tokens - cells} in front, such as a class token"
     else:
-        hint = f"use an order of the grid that these tokens come from, {_GRID}"
+        hint = f"use an order of these tokens: of the grid that they come from, {_GRID}, or sort_points of their coordinates"
     return ValueError(f"{what}, but the order is of {len(order)}: {grid}; {hint}")

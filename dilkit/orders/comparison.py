@@ -46,7 +46,7 @@ def curve_orders(
 
 
 def segment_tile(shape: tuple[int, ...], length: int) -> tuple[int, ...]:
-    """Return the most compact tile of `length` cells that fits the grid, best without a rest; about `length` where none does."""
+    """Return the most compact tile of `length` cells, preferring one that divides the grid; about `length` if none fits."""
     length = min(length, prod(shape))
     sides = ([d for d in range(1, min(side, length) + 1) if length % d == 0] for side in shape)
     fitting = [tile for tile in product(*sides) if prod(tile) == length]

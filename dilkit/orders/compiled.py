@@ -1,4 +1,4 @@
-"""The compiled modules of token orders, or stand-ins that refuse their use where they were not built."""
+"""The compiled modules of token orders, or substitutes that refuse their use where they were not built."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _NotBuilt:
-    """A stand-in for a compiled module that was not built: the packages can be imported, and its use is refused."""
+    """A substitute for a compiled module that was not built: the packages can be imported, and its use is refused."""
 
     def __init__(self, name: str) -> None:
         self._name = name

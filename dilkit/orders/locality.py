@@ -20,7 +20,7 @@ WORK = 2**29
 """The most cells that distances, and active blocks, may each visit. Beyond that a random sample of the groups is measured."""
 _OFFSETS = 16
 _REACH = {1: 24, 2: 4, 3: 3}
-"""How far away, in cells, the 48th neighbour on a line, in a plane and in space is at most."""
+"""Largest distance, in cells, of the 48th neighbour on a line, in a plane and in space."""
 
 Ints = NDArray[np.int64]
 

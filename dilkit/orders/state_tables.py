@@ -1,4 +1,4 @@
-"""Tables of the Hilbert and Morton curves: of its path through a block of cells, and machines between points and codes."""
+"""State tables of the Hilbert and Morton curves: finite-state machines that turn coordinates into codes and back."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class TokenOrder:
     tile: tuple[int, ...] | None = None
     """The shape of a tile, as given or chosen; None for other curves."""
     extra_tokens: int = 0
-    """How many tokens stay in front of those of the grid."""
+    """Number of tokens that stay in front of those of the grid."""
     is_generation_order: bool = False
     """True if tokens are generated in this order, so that causal attention may follow it."""
     is_transposed: bool = False

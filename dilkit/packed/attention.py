@@ -52,7 +52,7 @@ def dilated_attention_varlen(
 
         out[s:t] = dilated_attention(query[s:t], key[s:t], value[s:t], pattern)    for s, t = cu_seqlens[b], cu_seqlens[b + 1]
 
-    The pattern begins anew with each sequence, and nothing of a neighbour is seen, be it NaN. A sequence may be empty.
+    The pattern restarts with each sequence, and nothing of a neighbour is seen, be it NaN. A sequence may be empty.
 
     - `query`: `(total, heads, head_dim)`, float64, float32, bfloat16 or float16, with a contiguous last dimension.
     - `key`, `value`: `(total, kv_heads, head_dim)` like `query`; `kv_heads` divides `heads`.
@@ -64,7 +64,7 @@ def dilated_attention_varlen(
       alone: of wrong ones a later call says "device-side assert triggered". Otherwise they are checked at once.
     - `is_causal`, `sink`, `scale`, `dropout_p`, `backend`, `return_lse`: as in `dilated_attention`. Sequence b drops the weights
       that element b of a batch would.
-    - `bias`, `softcap`: as there; positions begin anew with each sequence, coordinates are `(total, 1 to 3)`.
+    - `bias`, `softcap`: as there; positions restart with each sequence, coordinates are `(total, 1 to 3)`.
 
     Returns `out`, with the shape and dtype of `query`; with `return_lse` also `lse` `(heads, total)`. Both are differentiable
     once. With backend `native` they are those of one call for each sequence, to the bit. Raises ValueError or TypeError for

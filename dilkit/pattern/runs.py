@@ -49,7 +49,7 @@ def progressions(runs: Positions) -> Positions:
 
 
 def classes(runs: Positions, rate: int) -> Positions:
-    """Return the positions as `progressions`: in each run, those a multiple of `rate` apart are one."""
+    """Split each run into residue classes modulo `rate`: arithmetic progressions `(n, 3)` as of `progressions`."""
     if rate == 1:
         return progressions(runs)
     lengths = runs[:, 1] - runs[:, 0]

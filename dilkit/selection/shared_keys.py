@@ -41,7 +41,7 @@ class _Keys(NamedTuple):
     step: int
 
     def within(self, seq: int) -> _Keys:
-        """The same keys below `seq` by a step of at most `seq`."""
+        """Return the same keys below `seq` with a step of at most `seq`."""
         if self.step <= seq:
             return self
         first = self.start + (self.residue - self.start) % self.step  # the only key, if there is one
@@ -87,7 +87,7 @@ def _keys(form: Form, head: int, seq: int, is_causal: bool) -> _Keys:
     place = np.arange(count)
     query = ((place + (place * _GOLDEN % 1 if seq > count else 0)) * (seq / count)).astype(np.int64)  # of all residues
     if isinstance(form, Segments):
-        length, offset = min(form.length, seq), form.offsets[head - form.heads[0]]
+        length, offset = min(form.length, seq), form.offset_of(head)
         start = query - query % length
         keys = _Keys(start, np.minimum(start + length, seq), (start + offset) % form.rate, form.rate)
         keys = keys._replace(stop=np.where((query - start) % form.rate == offset, keys.stop, start))
@@ -99,7 +99,7 @@ def _keys(form: Form, head: int, seq: int, is_causal: bool) -> _Keys:
 
 
 def _common(one: _Keys, other: _Keys) -> _Keys:
-    """The keys in both progressions, by the Chinese remainder theorem."""
+    """Return the keys in both progressions, by the Chinese remainder theorem."""
     import numpy as np
 
     shared = gcd(one.step, other.step)

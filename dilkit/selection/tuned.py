@@ -49,9 +49,14 @@ def read_again() -> None:
     _warned.clear()
 
 
+@lru_cache(maxsize=8)
 def setup_of(device: Device) -> TunedSetup:
     capability = "none" if device.capability is None else f"{device.capability[0]}.{device.capability[1]}"
-    return TunedSetup(device.type, device.name or device.type, capability, _torch_version(), __version__)
+    try:
+        torch_version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        torch_version = "unknown"
+    return TunedSetup(device.type, device.name or device.type, capability, torch_version, __version__)
 
 
 def shape_of(problem: Problem) -> TunedShape:
@@ -85,11 +90,3 @@ def _read(path: Path, generation: int) -> tuple[dict[tuple[TunedSetup, TunedShap
         return {(entry.setup, entry.shape): entry.seconds for entry in load(path)}, ""
     except TunedError as error:
         return {}, str(error).removeprefix(f"{path}: ")
-
-
-@lru_cache(maxsize=1)
-def _torch_version() -> str:
-    try:
-        return metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return "unknown"

@@ -44,7 +44,7 @@ class Expected:
 
     @classmethod
     def of(cls, compute: Callable[[str], Results], problem: Problem, tensors: Tensors) -> Expected:
-        """Make it of `compute(dtype)`, the definition on `tensors` with all arithmetic in that dtype."""
+        """Compute the results in fp64, and the error of plain torch math, by `compute(dtype)`, the definition in that dtype."""
         single = "float32" if problem.dtype == "float64" else problem.dtype
         exact, plain = compute("float64"), compute(single)
         # fp64 is the oracle's own dtype: the error of plain torch math is that of fp32, scaled down.

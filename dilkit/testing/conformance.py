@@ -30,7 +30,7 @@ _CALLERS = attend.__file__, kvcache.__file__
 
 
 @dataclass(frozen=True)
-class Result:
+class CaseResult:
     """The verdict on a backend and a case: "passed", "failed", "refused" or "broken", with error ratios and reasons."""
 
     backend: str
@@ -47,7 +47,7 @@ class Result:
         return max(self.ratios.values(), default=float("nan"))
 
 
-def check(backend: str, case: Case, device: str = "cpu") -> Result:
+def check(backend: str, case: Case, device: str = "cpu") -> CaseResult:
     """Run `backend` on `case`, forward and, where both have them, gradients. Whatever it raises is a failure, but Ctrl-C."""
     requires_grad = case.gradients
     decision = _decide(backend, case, device, requires_grad)
@@ -57,7 +57,7 @@ def check(backend: str, case: Case, device: str = "cpu") -> Result:
         if without.verdict == "picked":
             decision, requires_grad, notes = without, False, ("forward only", *decision.reasons)
     if decision.verdict != "picked":
-        return Result(backend, case, decision.verdict, reasons=decision.reasons)
+        return CaseResult(backend, case, decision.verdict, reasons=decision.reasons)
     try:
         tensors = make_tensors(case, device)
         before = [x.clone() for x in _inputs(tensors)]
@@ -70,12 +70,12 @@ def check(backend: str, case: Case, device: str = "cpu") -> Result:
         called = [i for i, frame in enumerate(frames) if frame.filename in _CALLERS]
         of_backend = traceback.format_list(frames[called[-1] + 1 :] if called else frames)
         reasons = (visible(f"{type(error).__name__}: {error}"),)
-        return Result(backend, case, "failed", reasons=reasons, raised_in=tuple(of_backend))
+        return CaseResult(backend, case, "failed", reasons=reasons, raised_in=tuple(of_backend))
     complaints = _malformed(results, tensors, case)
     if any(not torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(before, _inputs(tensors), strict=True)):
         complaints.append("an input was changed; they are read-only")
     ratios, wrong = _judge(_clean(results, case), expected(case))
-    return Result(backend, case, "failed" if complaints or wrong else "passed", ratios, (*complaints, *wrong, *notes))
+    return CaseResult(backend, case, "failed" if complaints or wrong else "passed", ratios, (*complaints, *wrong, *notes))
 
 
 def repeats_that_differ(backend: str, case: Case, device: str, repeats: int) -> int:

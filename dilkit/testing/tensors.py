@@ -91,9 +91,9 @@ def make_tensors(case: Case, device: str = "cpu") -> Tensors:
     q, k, v, dout = (_laid_out(x.to(device, kind), case.layout) for x in (q, k, v, dout))
     sink, sizes, wide = _sink(case, draw), (case.heads, case.batch, case.seq), lse_dtype(kind)
     bias = None if case.bias == "none" else made_bias(BIAS_FORMS[case.bias], *sizes, draw, device, wide)
-    given = {name: x.to(device) for name, x in _given(case.problem(), case.blocks, draw, torch.device("cpu")).items()}
+    chosen = {name: x.to(device) for name, x in _given(case.problem(), case.blocks, draw, torch.device("cpu")).items()}
     mask, sink = (None if x is None else x.to(device) for x in (mask, sink))
-    return Tensors(q, k, v, mask, dout, dlse.to(device, wide), sink, bias, given)
+    return Tensors(q, k, v, mask, dout, dlse.to(device, wide), sink, bias, chosen)
 
 
 def _given(problem: Problem, form: str, draw: torch.Generator, device: torch.device) -> dict[str, Tensor]:

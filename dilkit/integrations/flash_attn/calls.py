@@ -178,7 +178,7 @@ class Options:
         return signed.transpose(1, 2).to(q.dtype)
 
     def slopes(self, q: Tensor, batch: int) -> Tensor | None:
-        """Return `alibi_slopes`, `(heads,)` or `(batch, heads)`; None for none, and where nothing is to be computed."""
+        """Return the checked `alibi_slopes`, `(heads,)` or `(batch, heads)`, or None if there are none or the batch is empty."""
         slopes, heads = self.alibi_slopes, q.shape[-2]
         if slopes is None:
             return None

@@ -8,7 +8,7 @@ from typing import Any
 
 from dilkit.checks import boolean
 from dilkit.integrations.flash_attn import functions, kvcache, padding
-from dilkit.integrations.patches import Handle, Patches
+from dilkit.integrations.patches import Installation, Patches
 from dilkit.integrations.stubs import Stubs, folders, is_there
 
 NAME, VERSION = "flash_attn", "2.8.3"
@@ -18,18 +18,7 @@ _PADDING: dict[str, Any] = {
     name: getattr(padding, name) for name in ("index_first_axis", "index_put_first_axis", "pad_input", "unpad_input")
 }
 stubs = Stubs("stand-in by dilkit.integrations.flash_attn")
-
-
-class Installation(Handle):
-    """The handle that `install` returns: `uninstall()`, or the end of a `with` block, undoes the installation."""
-
-    patches = Patches({}, stubs.take_away)
-
-    def __init__(self, version: str) -> None:
-        self.version = version
-
-    def __repr__(self) -> str:
-        return f"<dilkit for flash_attn {self.version}, {self.state}>"
+patches = Patches({}, stubs.take_away)
 
 
 def install(*, replace: bool = False) -> Installation:
@@ -69,6 +58,4 @@ def stand_in(version: str) -> Installation:
         stubs.place(f"{NAME}.flash_attn_interface", **_FUNCTIONS)
         if version == VERSION:  # earlier ones return other tuples
             stubs.place(f"{NAME}.bert_padding", **_PADDING)
-    handle = Installation(version)
-    handle.patches.add(handle)
-    return handle
+    return Installation(NAME, patches, version=version)

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from dilkit.integrations.gigapath.config import ARCHITECTURES as ARCHITECTURES, SlideEncoderConfig as SlideEncoderConfig
     from dilkit.integrations.gigapath.encoder import SlideEncoder as SlideEncoder, attention_map as attention_map
     from dilkit.integrations.gigapath.features import read_features as read_features, read_header as read_header
-    from dilkit.integrations.gigapath.installation import Installation as Installation, install as install
+    from dilkit.integrations.gigapath.installation import install as install
     from dilkit.integrations.gigapath.longnet_vit import create_model as create_model
+    from dilkit.integrations.patches import Installation as Installation
 
 __getattr__, __dir__ = lazy_names(__name__, _NAMES)

@@ -31,7 +31,7 @@ class SlideEncoder(nn.Module):
     are those of the published checkpoints.
 
     - `tile_size`, `global_pool`: those of `config`. They can be set later and hold from the next call on; `config` follows.
-    - `activation_checkpointing`: whether the backward pass computes each layer anew instead of holding its activations.
+    - `activation_checkpointing`: whether the backward pass computes each layer again instead of holding its activations.
     - `backend`: that of `dilkit.dilated_attention`.
     - `comm`: a `dilkit.comm.Comm`. Each rank is given the whole slide, computes its share of the rows, and returns the embedding,
       one slide at a time; ranks that differ in coordinates, class token, configuration or mode are refused. If each computes
@@ -121,7 +121,7 @@ class SlideEncoder(nn.Module):
           of them gives no gradient to the layers after it, nor to `encoder.layer_norm`, which DDP takes for unused parameters.
 
         Raises TypeError or ValueError for tensors that do not fit, tiles outside the grid, and a slide without tiles. Warns of a
-        slide whose tiles lie as tiles of another size would: mostly farther apart than `tile_size`, or a tenth of them and more
+        slide whose tiles lie as tiles of another size would: mostly further apart than `tile_size`, or a tenth of them and more
         in a cell with another. More than 16 to a cell raise ValueError.
         """
         return self.embeddings(tiles, coords, key_padding_mask, all_layer_embed)
@@ -252,7 +252,7 @@ def attention_map(model: SlideEncoder, tiles: Tensor, coords: Tensor, layer: int
     beyond 32,768. `of_tiles=True` returns the mean of the tiles' weights instead, which suits a model with `global_pool`: its
     embedding is not the class token's.
 
-    Raises IndexError for a layer that is not there, ValueError in training mode with dropout, which would make another map of
+    Raises IndexError for a layer that does not exist, ValueError in training mode with dropout, which would make another map of
     each call, and as `SlideEncoder.forward` does.
 
         >>> import torch

@@ -103,7 +103,7 @@ def _started() -> subprocess.Popen[bytes]:
     process = subprocess.Popen(command, **pipes, pipesize=1 << 20)
     if process.stdout is None or process.stdout.read(len(_READY)) != _READY:
         raise OSError(
-            f"the process that reads .h5 files ended with exit code {process.wait()}; {sys.executable} -c 'import dilkit'"
+            f"the process that reads .h5 files ended with exit code {process.wait()}; try {sys.executable} -c 'import dilkit'"
         )
     return process
 

@@ -8,12 +8,12 @@ from functools import wraps
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 from dilkit.checks import shown
 from dilkit.integrations.flash_attn.installation import stand_in, stubs as flash_stubs
 from dilkit.integrations.gigapath.longnet_vit import LongNetViT, create_model as described, created
-from dilkit.integrations.patches import Handle, Patches
+from dilkit.integrations.patches import Installation, Patches
 from dilkit.integrations.stubs import Stubs, folders, is_there
 from dilkit.selector import names_of
 
@@ -27,26 +27,9 @@ NO_FLASH = "flash-attn is not installed (pip install flash-attn), and dilkit's s
 Creator = Callable[..., Any]
 _originals: dict[ModuleType, tuple[Creator, Creator]] = {}
 _with_flash: list[ModuleType] = []
-_stand_ins: list[Handle] = []
-"""Handles of the stand-ins for flash-attn."""
+_stand_ins: list[Installation] = []
+"""Handles of the substitutes for flash-attn."""
 _stubs = Stubs("stand-in by dilkit.integrations.gigapath")
-
-
-class Installation(Handle):
-    """The handle that `install` returns: `uninstall()`, or the end of a `with` block, undoes the installation.
-
-    >>> from dilkit.integrations.gigapath import install
-    >>> handle = install(backend="reference")
-    >>> handle.uninstall()
-    >>> handle
-    <dilkit for gigapath: backend='reference', flash_attn=None, not installed>
-    """
-
-    def __init__(self, backend: str | Sequence[str] | None, flash_attn: str | None) -> None:
-        self.backend, self.flash_attn = backend, flash_attn
-
-    def __repr__(self) -> str:
-        return f"<dilkit for gigapath: backend={self.backend!r}, flash_attn={self.flash_attn!r}, {self.state}>"
 
 
 def install(*, backend: str | Sequence[str] | None = None, flash_attn: str | None = None) -> Installation:
@@ -77,12 +60,10 @@ def install(*, backend: str | Sequence[str] | None = None, flash_attn: str | Non
             raise TypeError(f"flash_attn={shown(flash_attn)} must be the text of a version, such as '2.5.8', or None")
         if sys.modules.get("flash_attn") in flash_stubs or not is_there("flash_attn"):
             _stand_ins.append(stand_in(flash_attn))
-    handle = Installation(backend, flash_attn)
     loaded = sys.modules.get(MODULE) is not None  # a stand-in, too
     if not loaded and (PathFinder.find_spec(MODULE, folders(PACKAGE)) is None or not all(map(is_there, NEEDED))):
         _place_gigapath()
-    handle.patches.add(handle)
-    return handle
+    return Installation(PACKAGE, _patches, backend=backend, flash_attn=flash_attn)
 
 
 def _place_gigapath() -> None:
@@ -102,11 +83,11 @@ def _patch(module: ModuleType) -> None:
     def create_model(
         pretrained: str | Path, model_arch: str, in_chans: int, local_dir: str | Path | None = None, **settings: Any
     ) -> Any:
-        handles = Installation.patches.handles[-1:]
+        handles = _patches.handles[-1:]  # read once: another thread may undo the last installation
         if not handles:
             folder = {} if local_dir is None else {"local_dir": local_dir}
             return original(pretrained, model_arch, in_chans, **folder, **settings)
-        return created(pretrained, model_arch, in_chans, local_dir, cast(Installation, handles[0]).backend, settings)
+        return created(pretrained, model_arch, in_chans, local_dir, handles[0].backend, settings)
 
     _originals[module] = original, create_model
     module.create_model = create_model  # type: ignore[attr-defined]
@@ -132,7 +113,7 @@ def _restore() -> None:
     _stand_ins.clear()
 
 
-Installation.patches = Patches({MODULE: _patch, FLASH: _patch_flash}, _restore)
+_patches = Patches({MODULE: _patch, FLASH: _patch_flash}, _restore)
 
 
 def refusing(name: str, why: str) -> Callable[..., NoReturn]:

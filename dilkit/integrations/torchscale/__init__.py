@@ -1,5 +1,6 @@
 """torchscale's `DilatedAttention`, computed by dilkit: on any device, with no flash-attn."""
 
-from dilkit.integrations.torchscale.install import Installation as Installation, install as install
+from dilkit.integrations.patches import Installation
+from dilkit.integrations.torchscale.install import install
 
 __all__ = ["Installation", "install"]

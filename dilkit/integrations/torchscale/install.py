@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
 from importlib import metadata
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 from weakref import ref
 
 import numpy
@@ -21,7 +21,7 @@ from dilkit.checks import one_of
 from dilkit.compiler import assume_constant_result
 from dilkit.device import capturing
 from dilkit.integrations.newer import check_class, is_newer
-from dilkit.integrations.patches import Handle, Patches
+from dilkit.integrations.patches import Installation, Patches
 from dilkit.integrations.ranks import over_ranks
 from dilkit.pattern import TAILS, Pattern
 from dilkit.selector import names_of
@@ -32,24 +32,8 @@ CONFIGURATIONS = "*torchscale.architecture.config"
 
 _originals: dict[type, Callable[..., Any]] = {}
 _with_numpy: list[ModuleType] = []
-
-
-class Installation(Handle):
-    """The handle that `install` returns: `uninstall()`, or the end of a `with` block, undoes the installation.
-
-    >>> from dilkit.integrations.torchscale import install
-    >>> handle = install(mask="ignore")
-    >>> handle.uninstall()
-    >>> handle
-    <dilkit for torchscale: tail='zeros', mask='ignore', backend=None, not installed>
-    """
-
-    def __init__(self, tail: str, mask: str, backend: str | Sequence[str] | None) -> None:
-        self.tail, self.mask, self.backend = tail, mask, backend
-        self.masks, self.warned = MaskMemory(), set[tuple[int, int]]()
-
-    def __repr__(self) -> str:
-        return f"<dilkit for torchscale: tail={self.tail!r}, mask={self.mask!r}, backend={self.backend!r}, {self.state}>"
+_warned: set[tuple[int, int]] = set()
+"""The branches whose results differ from torchscale's, of which the latest installation has warned."""
 
 
 def install(*, tail: str = "zeros", mask: str = "apply", backend: str | Sequence[str] | None = None) -> Installation:
@@ -78,9 +62,8 @@ def install(*, tail: str = "zeros", mask: str = "apply", backend: str | Sequence
     one_of("mask", mask, ("apply", "ignore"))
     if backend is not None:
         names_of(backend)  # raises for what are no names
-    handle = Installation(tail, mask, backend)
-    handle.patches.add(handle)
-    return handle
+    _warned.clear()
+    return Installation("torchscale", _patches, tail=tail, mask=mask, backend=backend)
 
 
 def _patch(module: ModuleType) -> None:
@@ -93,13 +76,13 @@ def _patch(module: ModuleType) -> None:
 
     @wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        handles = Installation.patches.handles[-1:]
+        handles = _patches.handles[-1:]  # read once: another thread may undo the last installation
         if not handles:
             return original(self, *args, **kwargs)
         check_procedure(kind, type(self))
         if untested:
             _check_proven(kind, untested)
-        return attend(cast(Installation, handles[0]), package, self, *args, **kwargs)
+        return attend(handles[0], package, self, *args, **kwargs)
 
     _originals[kind] = original
     kind.forward = forward  # type: ignore[attr-defined]
@@ -134,31 +117,30 @@ def _restore() -> None:
     _with_numpy.clear()
 
 
-Installation.patches = Patches({MODULES: _patch, CONFIGURATIONS: _name_numpy}, _restore)
+_patches = Patches({MODULES: _patch, CONFIGURATIONS: _name_numpy}, _restore)
 
 
-class MaskMemory:
-    """Looks at each mask once, not in each layer: on a GPU, looking waits, and torchscale makes a mask for every call.
+_last_mask: tuple[Callable[[], Tensor | None], int, bool] = (lambda: None, 0, True)
 
-    A mask outside the CPU is looked at in the first layer, and again only after torch has written to it.
+
+def _hides(mask: Tensor) -> bool:
+    """True if `mask`, bool, has a True, or if that cannot be found out or remembered.
+
+    Looking waits for a GPU, and torchscale makes a mask for every call. So a mask there is looked at in the first layer alone,
+    and again only after torch has written to it.
     """
-
-    def __init__(self) -> None:
-        self._last: tuple[Callable[[], Tensor | None], int, bool] = (lambda: None, 0, True)
-
-    def hides(self, mask: Tensor) -> bool:
-        """True if `mask`, bool, has a True, or if that cannot be found out or remembered."""
-        if torch.compiler.is_compiling():
-            return True
-        if mask.device.type == "cpu":
-            return _look(mask)
-        if mask.is_inference() or capturing(mask.device):
-            return True
-        last, version, answer = self._last
-        if last() is not mask or version != mask._version:
-            answer = _look(mask)
-            self._last = ref(mask), mask._version, answer
-        return answer
+    global _last_mask
+    if torch.compiler.is_compiling():
+        return True
+    if mask.device.type == "cpu":
+        return _look(mask)
+    if mask.is_inference() or capturing(mask.device):
+        return True
+    last, version, answer = _last_mask
+    if last() is not mask or version != mask._version:
+        answer = _look(mask)
+        _last_mask = ref(mask), mask._version, answer
+    return answer
 
 
 def _look(mask: Tensor) -> bool:
@@ -292,14 +274,14 @@ def _attention(
 ) -> Tensor:
     mask = None if options.mask == "ignore" else mask
     ranks = 1 if group is None else torch.distributed.get_world_size(group)
-    _warn_of_difference(options, pattern, rows[0].shape[1] * ranks)
+    _warn_of_difference(pattern, rows[0].shape[1] * ranks)
     call: dict[str, Any] = dict(is_causal=is_causal, backend=options.backend)
     out: Tensor
     if group is not None:
         out = over_ranks().attend(*rows, pattern, _transport(group), key_padding_mask=mask, **call)
     else:
         fits = mask is not None and mask.shape == rows[1].shape[:2]  # what does not is refused there
-        mask = mask if mask is None or not fits or options.masks.hides(mask) else None
+        mask = mask if mask is None or not fits or _hides(mask) else None
         out = dilated_attention(*rows, pattern, key_padding_mask=mask, **call)  # type: ignore[assignment]
     return out
 
@@ -316,11 +298,11 @@ def _transport(group: Any) -> Any:
     return over_ranks().transport(group)
 
 
-def _warn_of_difference(options: Installation, pattern: Pattern, seq: int) -> None:
+def _warn_of_difference(pattern: Pattern, seq: int) -> None:
     for branch in pattern.segments:
         w, r = sizes = branch.segment_length, branch.dilation_rate
-        if w % r and seq > w and sizes not in options.warned:
-            options.warned.add(sizes)
+        if w % r and seq > w and sizes not in _warned:
+            _warned.add(sizes)
             warnings.warn(
                 f"segment_length={w} is no multiple of dilated_ratio={r}: torchscale itself puts the results of this branch into "
                 f"wrong rows from row {w} on, while dilkit computes dilated attention, so results differ from torchscale's",

@@ -26,9 +26,11 @@ BLOCK = 128
 
 
 class BlockGrid(NamedTuple):
-    """Pairs of blocks of queries and keys, each of tokens with one residue: that and the first place of either, to be broadcast.
+    """Pairs of a query block and a key block, as broadcastable arrays of their residue classes and first places.
 
-    The token of residue c and place t is `t * rate + c`; `places` is a multiple of `block`.
+    All tokens of a block have one residue modulo `rate`.
+
+    Token t of residue class c has the position `t * rate + c`; `places` is a multiple of `block`.
     """
 
     rate: int
@@ -41,7 +43,10 @@ class BlockGrid(NamedTuple):
 
 
 def blocks_of(forms: Sequence[Form], seq: int, heads: int, is_causal: bool) -> tuple[Tensor, Tensor]:
-    """Some and whole, bool `(heads, blocks, blocks)` of a sequence of `seq` tokens, a multiple of `BLOCK`."""
+    """Return which blocks hold some visible pair and which hold visible pairs alone, both bool `(heads, blocks, blocks)`.
+
+    `seq`: a multiple of `BLOCK`.
+    """
     count = seq // BLOCK
     some, whole = (np.zeros((heads, count, count), np.bool_) for _ in range(2))
     first, residue = np.arange(count) * BLOCK, np.zeros(1, np.int64)
@@ -60,7 +65,7 @@ def blocks_of(forms: Sequence[Form], seq: int, heads: int, is_causal: bool) -> t
 
 
 def ended(some: Tensor, whole: Tensor, rows: int, keys: int | None = None) -> tuple[Tensor, Tensor]:
-    """The blocks without those beyond so many rows, and keys if they are others; what reaches beyond them is not whole."""
+    """Drop blocks beyond these rows and keys; blocks that reach beyond them count as partial."""
     row, column = (torch.arange(size, device=some.device) for size in some.shape[-2:])
     keys = rows if keys is None else keys
     begun = (row < math.ceil(rows / BLOCK))[:, None] & (column < math.ceil(keys / BLOCK))
@@ -68,7 +73,7 @@ def ended(some: Tensor, whole: Tensor, rows: int, keys: int | None = None) -> tu
 
 
 def of_queries(some: Tensor, whole: Tensor, offset: int, rows: int, keys: int) -> tuple[Tensor, Tensor]:
-    """The blocks of so many rows and keys, multiples of `BLOCK`, whose first query has the position `offset` among all blocks."""
+    """Cut out the blocks of so many rows and keys, multiples of `BLOCK`, whose first query has the position `offset`."""
     first = torch.arange(offset, offset + rows, BLOCK, device=some.device)
     above, below = ((x // BLOCK).clamp(max=some.shape[-2] - 1) for x in (first, first + BLOCK - 1))
     columns = slice(0, keys // BLOCK)
@@ -147,7 +152,7 @@ def _of_runs(form: Runs, count: int) -> tuple[Bools, Bools]:
 def _rectangles(
     top: NDArray[np.int64], bottom: NDArray[np.int64], left: NDArray[np.int64], right: NDArray[np.int64], count: int
 ) -> Bools:
-    """The cells of rectangles, from the first to before the last row and column of each, empty ones aside."""
+    """Return the cells of rectangles, given first and end row and column of each; empty ones are skipped."""
     marks = np.zeros((count + 1, count + 1), np.int64)
     there = (top < bottom) & (left < right)
     for rows, sign in ((top[there], 1), (bottom[there], -1)):

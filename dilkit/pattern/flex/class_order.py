@@ -82,7 +82,7 @@ class ClassOrder:
 
     @property
     def copies(self) -> float:
-        """The rows of keys over those of the sequence."""
+        """Copies of each key row, on average."""
         return float(self.key_blocks.shape[1] * self.block / (self.rate * self.places))
 
     @property
@@ -128,19 +128,15 @@ def class_order(
     classes, begins = np.arange(rate)[:, None], np.arange(0, places, block)[:, None, None]
     near_begins = ((first[:, None] + np.arange(near)) * block)[:, None]
     grid = BlockGrid(rate, places, block, classes[..., None, None], begins, classes, near_begins)
-    found: dict[tuple[int | None, ...], tuple[Ints, ...]] = {}
+    counts: dict[tuple[int | None, ...], tuple[Ints, ...]] = {}
     parts = []
     for head in range(heads[0]):
-        served = tuple(None if not form.serves(head) else _offset(form, head) for form in forms)
-        if served not in found:
-            found[served] = _counts(forms, served, grid, seq, is_causal, several)
-        parts.append(np.stack((np.full(len(found[served][0]), head), *found[served])))
+        served = tuple(form.offset_of(head) if form.serves(head) else None for form in forms)
+        if served not in counts:
+            counts[served] = _counts(forms, served, grid, seq, is_causal, several)
+        parts.append(np.stack((np.full(len(counts[served][0]), head), *counts[served])))
     head, query, key, level, is_whole = np.concatenate(parts, axis=1)
     return _numbered(head, query, key, level, is_whole > 0, (rate, places, block), heads, seq)
-
-
-def _offset(form: Form, head: int) -> int:
-    return form.offsets[head - form.heads[0]] if isinstance(form, Segments) else 0
 
 
 def _reach(forms: Sequence[Form], seq: int, places: int, rate: int, is_causal: bool, block: int) -> tuple[Ints, int]:
@@ -165,7 +161,7 @@ def _reach(forms: Sequence[Form], seq: int, places: int, rate: int, is_causal: b
 def _counts(
     forms: Sequence[Form], served: tuple[int | None, ...], grid: BlockGrid, seq: int, is_causal: bool, several: bool
 ) -> tuple[Ints, ...]:
-    """Return query blocks, key blocks, the counts that they may have, and 1 for each that is that of all their pairs."""
+    """Return query blocks, key blocks, each count their pairs may have, and 1 where all pairs of both blocks have that count."""
     least, most = np.zeros((2, grid.rate, grid.places // grid.block, grid.rate, grid.key_place.shape[-1]), np.int16)
     for form, offset in zip(forms, served, strict=True):
         if offset is None:

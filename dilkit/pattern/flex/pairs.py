@@ -30,7 +30,7 @@ MOST_CELLS = 2**27
 
 
 def counter(forms: Sequence[Form], seq: int, device: torch.device) -> Shows:
-    """The count of a pair, among sequences of up to `seq` tokens, causality aside."""
+    """Return a function that counts a pair, for sequences of up to `seq` tokens, causality aside."""
     shown = [None if isinstance(form, Given) else _shows(form, seq, device) for form in forms]
 
     def count(h: Any, i: Any, j: Any) -> Any:
@@ -56,7 +56,7 @@ def shown_by_several(forms: Sequence[Form], overlap: str) -> bool:
 
 
 def table_cells(form: Form) -> int:
-    """The cells of the table that a form needs here; 0 if none."""
+    """Return the number of table cells that a form needs here; 0 without a table."""
     if not isinstance(form, Runs) or not len(form.queries.runs) or form.queries.runs.max() <= MOST_INTERVALS:
         return 0
     return len(form.queries.stop) * len(np.unique(form.queries.columns))

@@ -39,7 +39,7 @@ class Neighborhood(Branch):
     - `kernel_size`, `dilation`: an integer for all dimensions or one for each; with the border "move" `kernel_size * dilation` is
       at most the size of the grid.
     - `stride`: an integer for all dimensions or one for each, at most `kernel_size`. So many cells of a residue share the window
-      of the one in their middle: `min(i // d // stride * stride + stride // 2, n - 1)` in the place of `i // d` (arXiv
+      of the one in their middle: `min(i // d // stride * stride + stride // 2, n - 1)` in place of `i // d` (arXiv
       2504.16922).
     - `causal`: a bool for all dimensions or one for each. On a causal one a token sees no later coordinate: its window ends at
       it, and begins `k - 1` before the last of the `stride` cells that share it.

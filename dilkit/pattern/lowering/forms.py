@@ -46,6 +46,10 @@ class Form:
     def serves(self, head: int) -> bool:
         return self.heads[0] <= head < self.heads[1]
 
+    def offset_of(self, head: int) -> int:
+        """Return the place of the first row that the head keeps in a segment; 0 for other forms."""
+        return 0
+
     @property
     def nbytes(self) -> int:
         values = (part for value in vars(self).values() for part in (value if isinstance(value, tuple) else (value,)))
@@ -68,6 +72,9 @@ class Segments(Form):
     length: int
     rate: int
     offsets: tuple[int, ...]
+
+    def offset_of(self, head: int) -> int:
+        return self.offsets[head - self.heads[0]]
 
     def of_heads(self, start: int, stop: int) -> Segments:
         first = self.heads[0]
@@ -124,11 +131,11 @@ class Runs(Form):
 class WindowAxis(NamedTuple):
     """One dimension of a grid, and the window of each of its coordinates: an interval of the cells of its residue class.
 
-        coordinate i = d * at + r        cells = number of coordinates with residue r
-        leader = min(at // s * s + s // 2, cells - 1)        start = leader - k // 2        stop = start + k
+        coordinate i = d * cell + r        cells = number of coordinates with residue r
+        leader = min(cell // s * s + s // 2, cells - 1)        start = leader - k // 2        stop = start + k
 
     Here `d = dilation`, `s = stride`, `k = kernel`. Edges move `start` back into `0 .. cells - k`, unless they `cut`. On a causal
-    axis `leader = min(at // s * s + s - 1, cells - 1)`, `start = leader - k + 1` and `stop = at + 1`.
+    axis `leader = min(cell // s * s + s - 1, cells - 1)`, `start = leader - k + 1` and `stop = cell + 1`.
     """
 
     size: int
@@ -140,21 +147,21 @@ class WindowAxis(NamedTuple):
 
     @property
     def leader(self) -> int:
-        """The place in each group of `stride` cells whose window all of them take."""
+        """The place in each group of `stride` cells of the one whose window the whole group uses."""
         return self.stride - 1 if self.causal else self.stride // 2
 
     @property
     def back(self) -> int:
-        """The cells of a window before its leader."""
+        """The number of cells in a window before its leader."""
         return self.kernel - 1 if self.causal else self.kernel // 2
 
     def window(self, i: Any) -> tuple[Any, Any]:
         """Return start and stop of the windows of coordinates; those of windows that are cut may lie beyond the edges."""
-        at, cells = i // self.dilation, (self.size - 1 - i % self.dilation) // self.dilation + 1
-        leader = at if self.stride == 1 else (at // self.stride * self.stride + self.leader).minimum(cells - 1)
+        cell, cells = i // self.dilation, (self.size - 1 - i % self.dilation) // self.dilation + 1
+        leader = cell if self.stride == 1 else (cell // self.stride * self.stride + self.leader).minimum(cells - 1)
         start = leader - self.back
         if self.causal:
-            return start, at + 1
+            return start, cell + 1
         if not self.cut:
             start = start.clamp(min=0).minimum(cells - self.kernel)
         return start, start + self.kernel

@@ -7,7 +7,7 @@
     Runs        last: those of all branches are one form
     Given       by itself: what each call says is left out of no form, and leaves out none
 
-What is left of any other two is no form: the later one names the earlier, whose pairs it leaves out one by one (`Form.without`).
+The rest of any other two is not a form: the later one names the earlier, whose pairs it leaves out one by one (`Form.without`).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _lowered(pattern: Pattern, seq: int, heads: int, kv_heads: int) -> Forms:
 
 
 _SMALL = 2**20
-"""Bytes of tables that take no time worth a word to make anew."""
+"""Bytes of tables that take no time worth a word to make again."""
 
 _TURNS: tuple[type[Form], ...] = (Global, Segments, Band, Grid, CutGrid, Runs, GivenBlocks, GivenIntervals, Unlowered)
 

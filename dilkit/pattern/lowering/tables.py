@@ -67,7 +67,7 @@ class RunTable(NamedTuple):
 
 
 def hash_of_pairs(table: RunTable, seq: int, turned: bool = False) -> int:
-    """Return a hash of the pairs of `table` below `seq`: that of the table with keys as rows is equal, as `turned`.
+    """Return a hash of the pairs of `table` below `seq`. With `turned`, the transposed table has the same hash.
 
         sum over runs of rows and their columns of  (f(stop) - f(start)) * (g(stop) - g(start))  mod 2**64
 

@@ -72,7 +72,7 @@ class CohortJob:
         return tuple(slide.output.with_suffix(end) for end in (".png", ".geojson")) if self.heatmaps else ()
 
     def level0_pixels(self, slide: ListedSlide) -> float:
-        """Return a pixel of coordinates in pixels of level 0. Raises ValueError for micrometres without `microns_per_pixel`."""
+        """Return the size of a coordinate pixel in level-0 pixels. Raises ValueError if micrometres lack `microns_per_pixel`."""
         if slide.microns is None:
             return 1.0
         if self.reading.microns_per_pixel is None:

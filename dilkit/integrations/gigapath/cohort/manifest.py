@@ -1,4 +1,4 @@
-"""`manifest.json`: what the embeddings in a folder were made with, and one record a slide, written anew after each slide.
+"""`manifest.json`: what the embeddings in a folder were made with, and one record a slide, written again after each slide.
 
 A rank other than the first writes `manifest-RANK.json`; the next run, or the end of this one, puts them together.
 """
@@ -80,7 +80,7 @@ class Manifest:
             file.write(json.dumps(content, indent=1).encode())
 
     def forget(self, slides: Iterable[ListedSlide]) -> None:
-        """Leave out slides that are embedded anew, before that begins: of an output that is replaced no old record may stay."""
+        """Leave out slides that are embedded again, before that begins: of an output that is replaced no old record may stay."""
         stale = {slide.output.name for slide in slides} & set(self.slides)
         if stale or parts_in(self.folder)[1:]:
             self.slides = {name: record for name, record in self.slides.items() if name not in stale}

@@ -26,7 +26,7 @@ COORDS = "coords"
 
 @dataclass(frozen=True)
 class Content:
-    """The content of a file: the shapes of its arrays by name, what is said of its tiles, and `numbers` of an array."""
+    """The content of a file: `shapes` of its arrays by name, facts `said` about its tiles, and a function that reads an array."""
 
     path: Path
     shapes: Mapping[str, tuple[int, ...]]

@@ -161,7 +161,7 @@ def _coordinates(content: Content, folder: str | Path | None, features: str) -> 
         raise ValueError(f"{path}: the coordinates of its tiles are missing; {_needed(content)}")
     where = _tensor(path, COORDS, numbers)
     if has_coords and sidecar is not None and not torch.equal(where.double(), _tensor(path, COORDS, sidecar).double()):
-        raise ValueError(f"{path}: its coords are not those of the file with its coordinates; name the folder of these tiles")
+        raise ValueError(f"{path}: its coords differ from those of the file with its coordinates; name the folder of these tiles")
     named = {"encoder": features.removeprefix(GROUP)} if features.startswith(GROUP) else {}
     return where, {**said, **content.said, **named}
 

@@ -79,10 +79,9 @@ class Settings:
                 f"highest learning rate falls alike, from {self.peak_rate:.3g} to {settings.peak_rate:.3g}"
             ]
         if (steps := settings.steps(slides)) < FEW_STEPS:
-            notes += [
-                f"{steps} steps hardly change the weights: more epochs (--epochs {-(-FEW_STEPS * self.epochs // steps)}) change "
-                "them more, and --freeze makes them cheap: it embeds each slide once"
-            ]
+            cheap = "" if self.freeze else ", and --freeze makes them cheap: it embeds each slide once"
+            more = f"--epochs {-(-FEW_STEPS * self.epochs // steps)}"
+            notes += [f"{steps} steps hardly change the weights: more epochs ({more}) change them more{cheap}"]
         return settings, notes
 
 
@@ -102,7 +101,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Epoch:
-    """Losses: `train` as the mean over the epoch, `val` at its end, where it is defined. `rate`: that of the last step."""
+    """Losses of an epoch: `train`, its mean, and `val` at its end, if any. `rate`: the learning rate of the last step."""
 
     epoch: int
     rate: float

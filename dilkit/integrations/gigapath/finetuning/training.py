@@ -78,7 +78,7 @@ class Training:
             return torch.stack([self.model(index) for index in indices]).double().cpu()
 
     def save(self, path: Path) -> None:
-        """Write what `load` needs; the file is there whole or as it was."""
+        """Write a checkpoint that `load` reads. If writing fails, the earlier file stays as it was."""
         content = dict(format=FORMAT, facts=self.facts, losses=self.losses, seconds=self.seconds)
         content |= dict(curve=[astuple(one) for one in self.curve], optimizer=self.optimizer.state_dict())
         content["weights"] = {name: weight.detach() for name, weight in self.model.trained().items()}
