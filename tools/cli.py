@@ -5,8 +5,6 @@ here, to every command. What a command raises becomes one line on stderr and an 
 times at once, by mpirun or torchrun, the first process prints it for all.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import importlib.util
@@ -29,7 +27,7 @@ COMMANDS = {
     "plan": ("--seq 1M --ranks 8", "--pattern 'longformer(512, 16)' --seq 64K --simulate"),
     "order": ("--shape 64x64", "--shape 33x45x80 --curve morton --segments 1024"),
     "verify": ("", "--backend native,sdpa --pattern 'mistral(16)'"),
-    "bench": ("--seq 4K", "--seqs 16K,64K --pattern 'longformer(512, 16)' --train --out results"),
+    "bench": ("--seq 4K", "--seq 16K,64K --pattern 'longformer(512, 16)' --train --out results"),
     "report": ("results/bench.json", "results/bench.json --html report.html"),
     "compare": ("before/bench.json after/bench.json", "before/bench.json after/bench.json --all"),
     "tune": ("", "--seq 16K --dtype bf16 --device cuda"),

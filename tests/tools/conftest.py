@@ -1,4 +1,4 @@
-"""What tests of measuring share."""
+"""Fixtures that tests of measuring share."""
 
 import functools
 import sys
@@ -14,7 +14,7 @@ from dilkit.threads import torch_threads
 
 @pytest.fixture(scope="session", autouse=True)
 def _state_asked_once() -> Iterator[None]:
-    """Git says once what every result says of the checkout: of three hundred processes of git, two are needed."""
+    """Ask git once for the facts of the checkout in every result: two processes of git do for three hundred."""
     from dilkit.tools.results import environment
 
     with mock.patch.object(environment, "git_state", functools.cache(environment.git_state)):

@@ -1,7 +1,5 @@
 """A configuration that suites measure: a pattern, and the length of sequence that it is for."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -42,4 +40,4 @@ CONFIGURATIONS = {
     "G": Configuration(10001, GIGAPATH.segment_lengths, GIGAPATH.dilation_rates, GIGAPATH.num_heads, "block", GIGAPATH.tail),
     "million": Configuration(1 << 20, (2048, 8192, 32768, 131072, 524288), (1, 4, 16, 64, 256)),
 }
-"""By name; G is GigaPath's slide encoder on a slide of 10,000 tiles and the class token."""
+"""Configurations by name; G is GigaPath's slide encoder on a slide of 10,000 tiles and the class token."""

@@ -1,4 +1,4 @@
-"""`dilkit bench` on a problem of one's own: implementations over lengths, as rows and in words."""
+"""`dilkit bench` on a custom problem: implementations over lengths, as rows and in words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dilkit.tools.report import views
 from dilkit.tools.report.document import Plot, Table
 from dilkit.tools.report.headline import placed
 from dilkit.tools.results.file import new_result
-from dilkit.tools.results.rows import YARDSTICKS, CaseRows, Row, RowsResult, rows_of
+from dilkit.tools.results.rows import YARDSTICKS, CaseRows, ResultRow, RowsResult, rows_of
 
 if TYPE_CHECKING:
     from dilkit.tools.measure.implementation import Implementation
@@ -30,7 +30,7 @@ def measure(
 
     from dilkit.tools.measure.case import CaseRunner, output_bytes
 
-    rows: list[Row] = []
+    rows: list[ResultRow] = []
     runner, done = CaseRunner(implementations, repeats, budget=budget), 0
     with tqdm(lengths, unit="length", file=sys.stderr, disable=None) as bar, contextlib.suppress(KeyboardInterrupt):
         for seq in bar:
@@ -57,7 +57,7 @@ def times(result: RowsResult) -> Iterator[Table]:
     """Make a row for every measured implementation, with the speed-up of the first one over it."""
     first = next((rows[0].who for _, rows in timed_lengths(result)), "")
 
-    def who(row: Row, case: CaseRows) -> str:
+    def who(row: ResultRow, case: CaseRows) -> str:
         return f"{row.who} (differs)" if row.values.get("differs") else row.who
 
     batch = result.facts["batch"]
@@ -68,10 +68,10 @@ def times(result: RowsResult) -> Iterator[Table]:
         *(views.Column("GFLOP/s", lambda row, case: f"{row.gflops:,.1f}"), views.OF_MATMUL),
         views.value("peak_bytes", "extra memory", "bytes"),
     )
-    yield views.TableView("Time and memory", TABLE, columns).made(result)
+    yield views.ResultTable("Time and memory", TABLE, columns).made(result)
 
 
-def timed_lengths(result: RowsResult) -> list[tuple[CaseRows, list[Row]]]:
+def timed_lengths(result: RowsResult) -> list[tuple[CaseRows, list[ResultRow]]]:
     """Return the lengths at which implementations were timed, with the rows of these."""
     timed = [(case, [one for one in case.rows.values() if one.samples and one.who not in YARDSTICKS]) for case in result.cases()]
     return [(case, rows) for case, rows in timed if rows]
@@ -120,10 +120,3 @@ REPORT = views.Report(
     "compared with a square matmul timed in the same rounds. Extra memory is the peak over what was held before the call, its "
     "result included. Speed-ups are ratios of medians, with 95% intervals by resampling each side's samples.",
 )
-RANKS = replace(
-    REPORT,
-    subject=("{problem}, over {world_size} ranks ({comm}), threads a rank: {threads_of_a_rank}", "{pattern}"),
-    method="Medians of {repeats} samples, one call each, in interleaved rounds: all ranks begin together, and a sample is the "
-    "slowest rank's. GFLOP/s are those of all ranks together, compared with a square matmul that every rank makes at once.",
-)
-"""The report of files of `dilkit bench --comm`, which versions up to 0.3 wrote."""

@@ -1,7 +1,5 @@
 """`dilkit bench --overhead`: the cost of selection and of the torch op on a tiny problem, on one thread."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +20,7 @@ from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.report import views
 from dilkit.tools.report.headline import placed
 from dilkit.tools.results.file import new_result
-from dilkit.tools.results.rows import CaseRows, Row, RowsResult, row_of
+from dilkit.tools.results.rows import CaseRows, ResultRow, RowsResult, row_of
 
 PUBLIC, DIRECT = "dilkit", "directly"
 
@@ -57,7 +55,7 @@ def measure(problem: Problem, backend: str | None, repeats: int) -> RowsResult:
     for mode, calls in modes.items():
         named = dict(zip((PUBLIC, DIRECT), calls, strict=True))
         timed = time_interleaved(named, repeats, warmup=20, min_time=0.002, device=problem.device.type)
-        rows += [row_of("call", dict(mode=mode), who, Row().timed(samples)) for who, samples in timed.items()]
+        rows += [row_of("call", dict(mode=mode), who, ResultRow().timed(samples)) for who, samples in timed.items()]
     sizes = problem_text(problem, f"{problem.seq} tokens").partition(", ")[2]  # the passes are those of each mode
     facts = dict(problem=sizes, pattern=str(problem.pattern), scale=problem.scale, backend=chosen.name)
     return new_result(RowsResult, problem.device, kind="overhead", repeats=repeats, facts=facts, rows=tuple(rows))
@@ -85,7 +83,7 @@ REPORT = views.Report(
         "{problem}, {pattern}",
     ),
     place="{device_name}, 1 thread",
-    tables=(views.TableView("Time of a call", "call", COLUMNS, who=(PUBLIC,)),),
+    tables=(views.ResultTable("Time of a call", "call", COLUMNS, who=(PUBLIC,)),),
     plots=(views.PlotView("Time of a call, with 95% intervals", "call", "{mode}"),),
     summary=sentence,
     method="One thread; both ways timed in turns. The overhead is the median difference of samples of the same round.",

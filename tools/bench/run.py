@@ -1,7 +1,5 @@
 """Runs a suite, step by step. What was measured is on disk after every step, so that `--resume` can go on from there."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from dataclasses import fields, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A suite: a fixed set of measurements that is run as a whole, by `dilkit bench --suite NAME`."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -10,7 +8,7 @@ from typing import Any, ClassVar
 
 from dilkit.threads import torch_threads, usable_cores
 from dilkit.tools.bench.target import Target
-from dilkit.tools.results.rows import Row, RowsResult
+from dilkit.tools.results.rows import ResultRow, RowsResult
 
 NO_OPTION = {"option": False}
 """Metadata of a field of a suite that no option of `dilkit bench` sets."""
@@ -22,7 +20,7 @@ class SuiteStep:
 
     table: str
     what: str
-    measure: Callable[[], Iterable[Row]]
+    measure: Callable[[], Iterable[ResultRow]]
     weight: float = 1.0
 
 

@@ -1,7 +1,5 @@
 """A target: what a figure must be, what is aimed at, and how it is read out of a result."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,7 +28,7 @@ class Target:
     missing: Callable[[RowsResult], str | None] = lambda result: None
 
     def judge(self, result: RowsResult) -> Figure:
-        """Return the figure of `result`."""
+        """Return the figure of this target for `result`."""
         limits: dict[str, Any] = {name: getattr(self, name) for name in ("name", "must", "aim", "unit", "lower", "exact")}
         figure = Figure(**limits, values=dict(self.read(result)))
         worst = figure.worst

@@ -1,7 +1,5 @@
 """`dilkit bench`: who computes a pattern how fast, in how much memory, at which lengths."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -37,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_call_arguments(parser)
     group = parser.add_argument_group("measuring")
     add = group.add_argument
-    add("--seqs", type=arguments.numbers, metavar="N,N", help="several lengths in place of the one of --seq")
     add("--backward", action="store_true", dest="train", help="the same as --train")
     help = "backends to measure (default: DILKIT_BACKEND's, else all)"
     add("--backend", type=names(), metavar="A,B", help=help)  # suites know more
@@ -90,9 +87,7 @@ def _one_pattern(args: Namespace) -> int:
     if (started := environment.launch()) and started.size > 1:
         why = "processes, which would all do the same; start it without"
         raise ValueError(f"{started.launcher} started {started.size} {why} {started.launcher}")
-    if args.seq and args.seqs:
-        raise ValueError(f"--seqs: does not go with --seq {args.seq}; put that length into --seqs too")
-    lengths = sorted({args.seq} if args.seq else set(args.seqs or ((16,) if args.overhead else SEQS)))
+    lengths = sorted(set(args.seq or ((16,) if args.overhead else SEQS)))
     problem = arguments.problem_of(Namespace(**{**vars(args), "seq": lengths[-1]}), device_named(args.device))
     return _overhead(args, problem) if args.overhead else _lengths(args, problem, lengths)
 
@@ -106,7 +101,7 @@ def _leave_out(args: Namespace, why: str, *options: str) -> None:
 def _overhead(args: Namespace, problem: Problem) -> int:
     why = "does not go with --overhead, which compares one backend with itself both ways"
     _leave_out(args, why, "baseline", "train", "budget", "against")
-    if len(args.backend or ("",)) != 1 or len(args.seqs or ("",)) != 1:
+    if len(args.backend or ("",)) != 1 or len(args.seq or ("",)) != 1:
         raise ValueError("--overhead: one backend at one length is measured; name one in --backend and one in --seq")
     arguments.make_folder("--out", args.out)
     load_torch()

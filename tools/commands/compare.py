@@ -1,7 +1,5 @@
 """`dilkit compare OLD NEW`: changes between two result files, measurement by measurement."""
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections import Counter
@@ -14,7 +12,7 @@ from dilkit.tools.console.arguments import number
 from dilkit.tools.console.text import aligned, in_seconds, print_json
 from dilkit.tools.results.environment import Result
 from dilkit.tools.results.file import ResultError
-from dilkit.tools.results.rows import YARDSTICKS, Row, RowsResult
+from dilkit.tools.results.rows import YARDSTICKS, ResultRow, RowsResult
 from dilkit.tools.results.statistics import LEAST, ratio_interval
 
 HELP = "compare two result files: exit code 1 if something got slower beyond noise"
@@ -75,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if verdicts[SLOWER] else 0
 
 
-def load(path: Path) -> tuple[Result, dict[str, Row]]:
+def load(path: Path) -> tuple[Result, dict[str, ResultRow]]:
     """Return a result, and its rows with samples by words that are the same in every file that has them. Raises `ResultError`."""
     from dilkit.tools.report import registry  # loads every kind of result, which --help of all commands need not wait for
 
@@ -96,7 +94,7 @@ def facts_of(result: Result) -> dict[str, str]:
     return known | {name: str(value) for name, value in facts.items() if isinstance(value, str | int | float)}
 
 
-def compare(old: Mapping[str, Row], new: Mapping[str, Row], margin: float) -> list[dict[str, Any]]:
+def compare(old: Mapping[str, ResultRow], new: Mapping[str, ResultRow], margin: float) -> list[dict[str, Any]]:
     """Return medians in seconds, new over old with its interval, and the verdict, of what both have; the largest change first."""
     changes = []
     for what, one in old.items():

@@ -1,7 +1,5 @@
 """`dilkit demo`: a small byte-level language model of dilated attention, trained, judged and measured."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from importlib import import_module

@@ -26,7 +26,7 @@ from dilkit.problem import DTYPES, Problem
 from dilkit.registry import list_backends
 from dilkit.selection import tuned
 from dilkit.selector import requested_backends
-from dilkit.tools.commands.facts import Failure, guarded, torch_note, versions
+from dilkit.tools.commands.machine import Failure, guarded, torch_note, versions
 from dilkit.tools.console.interrupt import load_torch
 from dilkit.tools.console.text import error_line, print_json, table
 from dilkit.tools.results.decode import encode

@@ -1,7 +1,5 @@
 """`dilkit draw`: the count matrix of a pattern, in the terminal and as a picture."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

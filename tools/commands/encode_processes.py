@@ -1,7 +1,5 @@
 """The work of `dilkit encode-slide`, alone or on each rank: it loads the model and embeds its share of the slides."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from contextlib import nullcontext

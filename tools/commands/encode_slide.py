@@ -1,7 +1,5 @@
 """`dilkit encode-slide`: embeddings of slides by GigaPath's slide encoder, from files of tile features."""
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 from pathlib import Path
@@ -23,18 +21,26 @@ model and settings; a folder of another model is refused. A slide that is refuse
 code is 1. Slides are divided over the processes of torchrun or mpirun."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+WEIGHTS = "the weights, such as slide_encoder.pth, or hf_hub:prov-gigapath/prov-gigapath"
+
+
+def add_arguments(
+    parser: argparse.ArgumentParser, checkpoint: str = WEIGHTS, out: str = "folder of the embeddings", layers: bool = True
+) -> None:
+    """Add the arguments of this command; `checkpoint` and `out` are help texts, `layers`: with --all-layers."""
     add = parser.add_argument
     parser.set_defaults(named="encode-slide")
     add("features", nargs="+", type=Path, metavar="FEATURES", help="files of tile features, or folders of them")
-    checkpoint = "the weights, such as slide_encoder.pth, or hf_hub:prov-gigapath/prov-gigapath"
     add("--checkpoint", type=Path, required=True, metavar="FILE", help=checkpoint)
-    add("--out", type=Path, required=True, metavar="DIR", help="folder of the embeddings")
+    add("--out", type=Path, required=True, metavar="DIR", help=out)
     add_encoder_arguments(parser, "class token")
     heatmap = "also the attention in the last layer, of the class token or, where their mean is pooled, of all tiles: NAME.png "
     heatmap += "(needs matplotlib), NAME.geojson for QuPath"
     add("--tail", choices=("zeros", "exact"), help="padded keys, or none (default: the checkpoint's, else zeros)")
-    add("--all-layers", action="store_true", help="of the input and of each layer")
+    if layers:
+        add("--all-layers", action="store_true", help="of the input and of each layer")
+    else:
+        parser.set_defaults(all_layers=False)
     add("--heatmap", action="store_true", help=heatmap)
     add("--dtype", type=dtype_name, default="float32", help="of weights and tiles (default %(default)s)")
 

@@ -1,7 +1,5 @@
 """`dilkit finetune-slide`: GigaPath's slide encoder trained on files of tile features."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """`dilkit info`: devices of this machine, and the backend that would compute a problem here or on another GPU, and why."""
 
-from __future__ import annotations
-
 import argparse
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +15,7 @@ from dilkit.problem import DTYPES, Problem
 from dilkit.selection.preference_table import BY_DESIGN, TABLE
 from dilkit.selection.proof import recorded
 from dilkit.selector import Trace, explain
-from dilkit.tools.commands.facts import Failure, devices, guarded, torch_note, versions
+from dilkit.tools.commands.machine import Failure, devices, guarded, torch_note, versions
 from dilkit.tools.console import arguments
 from dilkit.tools.console.text import in_bytes, print_json, table, wrapped
 from dilkit.tools.results.decode import encode

@@ -1,7 +1,5 @@
 """`dilkit order`: curves through a grid, and how they keep neighbours together."""
 
-from __future__ import annotations
-
 import argparse
 from math import prod
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`dilkit predict-slide`: classes or risks of new slides, by a model that `dilkit finetune-slide` has trained."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import csv
@@ -27,7 +25,8 @@ logarithm of a relative hazard. Beside it are the files that encode-slide writes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    encode_slide.add_arguments(parser)
+    model = "the model.pt that dilkit finetune-slide wrote"
+    encode_slide.add_arguments(parser, model, "folder of predictions.csv and of the embeddings", layers=False)
     parser.set_defaults(named="predict-slide")
 
 
@@ -39,8 +38,6 @@ def run(args: argparse.Namespace) -> int:
     from dilkit.integrations.gigapath.finetuning.model import load_head
     from dilkit.tools.commands.encode_processes import job_of
 
-    if args.all_layers:
-        raise ValueError("--all-layers: predict-slide takes the embedding of the last layer; leave it out, or use encode-slide")
     head, (job, _) = load_head(local_file(args.checkpoint)), job_of(args)
     as_json, args.json = args.json, False
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():

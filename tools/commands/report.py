@@ -1,7 +1,5 @@
 """`dilkit report`: result files as text, as Markdown, and as one HTML page. A pure function of the files."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from dataclasses import asdict

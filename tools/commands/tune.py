@@ -17,20 +17,20 @@ from dilkit.problem import Problem
 from dilkit.selection import tuned, tuned_file
 from dilkit.selection.tuned_file import TunedEntry, TunedKernel, TunedSetup, TunedShape
 from dilkit.tools.commands.bench import SEQS
-from dilkit.tools.commands.facts import devices
+from dilkit.tools.commands.machine import devices
 from dilkit.tools.console import arguments
 from dilkit.tools.console.arguments import whole
 from dilkit.tools.console.interrupt import INTERRUPTED, load_torch
 from dilkit.tools.console.text import in_seconds, print_json, table, wrapped
 from dilkit.tools.results.decode import decode
 from dilkit.tools.results.file import read_json, read_result, write_text
-from dilkit.tools.results.rows import Row, RowsResult
+from dilkit.tools.results.rows import ResultRow, RowsResult
 
 if TYPE_CHECKING:
     from dilkit.tools.measure.case import CaseRunner
 
-Measured = tuple[dict[str, Any], TunedShape | TunedKernel, dict[str, Row]]
-"""What was measured, for people; the key of the file; what came of each backend, or of each size of a kernel."""
+Measured = tuple[dict[str, Any], TunedShape | TunedKernel, dict[str, ResultRow]]
+"""The measured case, for people; the key of the file; the result of each backend, or of each size of a kernel."""
 HELP = """\
 measure which backend is the fastest here, for the automatic choice to go by
 
@@ -57,7 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_call_arguments(parser, train=False)
     group = parser.add_argument_group("measuring")
     add = group.add_argument
-    add("--seqs", type=arguments.numbers, metavar="N,N", help="several lengths in place of the one of --seq")
     add("--passes", choices=tuple(PASSES), default="both", help="calls to measure (default %(default)s)")
     arguments.add_backend_argument(group, "backends to measure (default: all)")
     add("--device", type=arguments.device_here, help="cpu, cuda, cuda:1, ... (default: the first GPU, else the CPU)")
@@ -94,12 +93,10 @@ def _print(args: Namespace, report: dict[str, object], lines: Iterable[str]) -> 
 
 
 def _tune(args: Namespace, path: Path) -> int:
-    if args.seq and args.seqs:
-        raise ValueError(f"--seqs: does not go with --seq {args.seq}; put that length into --seqs too")
     if (started := environment.launch()) is not None and started.size > 1:
         raise ValueError(f"{started.launcher} started {started.size} processes, which would disturb each other; start one")
     load_torch()
-    device, seqs = device_named(args.device), sorted({args.seq} if args.seq else set(args.seqs or SEQS))
+    device, seqs = device_named(args.device), sorted(set(args.seq or SEQS))
     posed = product(seqs, PASSES[args.passes])
     problems = [arguments.problem_of(Namespace(**{**vars(args), "seq": n, "train": train}), device) for n, train in posed]
     arguments.make_folder(environment.TUNED.name, path.parent)
@@ -160,7 +157,7 @@ def _kernels(args: Namespace, problems: list[Problem]) -> Iterator[Measured]:
     for problem in problems[-len(PASSES[args.passes]) :]:
         if reasons := backend_implementations(["triton"])[0].refusals(problem):
             what = dict(problem="other sizes of Triton's kernels", role="")
-            yield what, tuned.shape_of(problem), dict(triton=Row(verdict="refused", reasons=tuple(reasons)))
+            yield what, tuned.shape_of(problem), dict(triton=ResultRow(verdict="refused", reasons=tuple(reasons)))
             return
         for role in TUNED_ROLES[1:] if problem.requires_grad else TUNED_ROLES[:1]:
             with triton_sizes.registered(role, problem, args.sizes) as sizes:

@@ -22,7 +22,7 @@ from dilkit.tools.report.document import Document, Row, Table
 from dilkit.tools.report.terminal import document_text
 
 if TYPE_CHECKING:
-    from dilkit.testing.conformance import Result
+    from dilkit.testing.conformance import CaseResult
     from dilkit.testing.problems import Case
 
 HELP = """\
@@ -36,6 +36,8 @@ OUTPUTS, VERDICTS = ("out", "lse", "dq", "dk", "dv", "dsink"), ("passed", "refus
 REPEATS = 100
 REPEATED = ("causal", "head_dim 128")
 """Large cases that are computed again and again."""
+SHOWN = 10
+"""Failures of a backend that are printed."""
 LEGEND = (
     "A number is the worst error against fp64, in units of what plain torch math in the same dtype makes: at most 2 is right, "
     "for gradients 3. -: refused or not computed. --json has them by feature and by output, and all reasons."
@@ -91,14 +93,14 @@ def run(args: argparse.Namespace) -> int:
     return 0 if right else 1
 
 
-def checked(backends: Sequence[str], cases: Sequence[Case], device: str) -> Iterator[Result]:
+def checked(backends: Sequence[str], cases: Sequence[Case], device: str) -> Iterator[CaseResult]:
     from dilkit.testing.conformance import check
 
     todo = [(backend, case) for case in cases for backend in backends]  # case by case: the oracle's results are used at once
     yield from (check(backend, case, device) for backend, case in progress(todo, unit="check"))
 
 
-def repeated(results: Sequence[Result], device: str, repeats: int) -> dict[str, int]:
+def repeated(results: Sequence[CaseResult], device: str, repeats: int) -> dict[str, int]:
     """Return for each backend that promises equal bits the computations of large cases that differ from the first of their case.
 
     Cases that it got wrong are left out: they have failed already.
@@ -114,7 +116,7 @@ def repeated(results: Sequence[Result], device: str, repeats: int) -> dict[str, 
     return differing
 
 
-def report_of(results: Sequence[Result]) -> dict[str, Any]:
+def report_of(results: Sequence[CaseResult]) -> dict[str, Any]:
     """Return the results of one backend as plain data for JSON."""
     by_verdict = Counter(result.verdict for result in results)
     cells: dict[str, dict[str, Any]] = {}
@@ -123,7 +125,7 @@ def report_of(results: Sequence[Result]) -> dict[str, Any]:
             alike = [r for r in results if (r.case.feature, r.case.dtype) == (feature, dtype)]
             worst = _worst(r.worst for r in alike if r.ratios)
             cells.setdefault(feature, {})[dtype] = {**Counter(r.verdict for r in alike), "worst": worst}
-    raised: dict[str, list[Result]] = {}  # by the line of code that did
+    raised: dict[str, list[CaseResult]] = {}  # by the line of code that did
     for result in results:
         if result.raised_in:
             raised.setdefault(result.raised_in[-1], []).append(result)
@@ -154,9 +156,13 @@ def _notes(name: str, report: dict[str, Any]) -> Iterator[str]:
     yield from (f"{name}: {times} refused: {reason}" for reason, times in report["refusals"].most_common(1))
     places = {place["cases"][0]: place for place in report["raised"]}
     repeated_errors = {case for place in report["raised"] for case in place["cases"][1:]}
-    for failure in report["failures"]:
+    failures = [one for one in report["failures"] if one["case"] not in repeated_errors]
+    for failure in failures[:SHOWN]:
         case, place = failure["case"], places.get(failure["case"])
-        if case not in repeated_errors:
-            more = f" and {len(place['cases']) - 1:,} more" if place and len(place["cases"]) > 1 else ""
-            traceback = f"\n{place['traceback'].rstrip()}" if place else ""
-            yield f"FAIL {name}, {case}{more}: {'; '.join(failure['reasons'])}{traceback}"
+        more = f" and {len(place['cases']) - 1:,} more" if place and len(place["cases"]) > 1 else ""
+        traceback = f"\n{place['traceback'].rstrip()}" if place else ""
+        yield f"FAIL {name}, {case}{more}: {'; '.join(failure['reasons'])}{traceback}"
+    if failures[SHOWN:]:
+        failed = {feature: sum(cell.get("failed", 0) for cell in row.values()) for feature, row in report["by_feature"].items()}
+        features = ", ".join(f"{feature} {count:,}" for feature, count in failed.items() if count)
+        yield f"FAIL {name}: {len(failures) - SHOWN:,} more, which --json lists; all by feature: {features}"

@@ -1,7 +1,5 @@
 """Arguments that several commands share: the pattern, the call it is used in, the device. Standard library only."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import inspect
@@ -37,12 +35,15 @@ def add_pattern_arguments(
 ) -> None:
     """Add --seq, --heads, --kv-heads, --segments, --pattern, --rates and --causal; read them with `pattern_of`.
 
-    `segments=None`: `set_series` is to set them once --seq is known.
+    `seq=None`: --seq takes several lengths. `segments=None`: `set_series` is to set them once --seq is known.
     """
     shown = ",".join(map(str, segments)) if segments else "2048,8192,32768,... up to --seq, with rates 1,4,16,..."
     group = parser.add_argument_group("pattern")
     add = group.add_argument
-    add("--seq", type=whole(1), default=seq, metavar="N", help=seq_help)
+    if seq is None:
+        add("--seqs", "--seq", dest="seq", type=numbers, metavar="N,N", help=seq_help)
+    else:
+        add("--seq", type=whole(1), default=seq, metavar="N", help=seq_help)
     add("--heads", type=whole(1), default=heads, metavar="H", help="query heads (default %(default)s)")
     add("--kv-heads", type=whole(1), metavar="H", help="key/value heads, a divisor of --heads (default: --heads)")
     which = group.add_mutually_exclusive_group()

@@ -1,4 +1,4 @@
-"""Progress of long work on standard error: a bar on a terminal, else a line every half minute."""
+"""Progress of long work on standard error: a bar on a terminal, else a line every half minute; nothing without one (pythonw)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ FIRST, BETWEEN = 10.0, 30.0
 
 def progress(items: Iterable[Any] | None = None, **options: Any) -> tqdm[Any]:
     """Return tqdm's bar over `items`. `options` are tqdm's, such as `unit` and `total`."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None:
+        options["disable"] = True
+    elif not sys.stderr.isatty():
         options |= dict(file=_Lines(), delay=FIRST, mininterval=BETWEEN, maxinterval=BETWEEN, ncols=100)
     return tqdm(items, leave=False, **options)
 

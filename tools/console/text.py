@@ -1,7 +1,5 @@
 """Plain text for terminals: aligned tables and wrapped lines, at most 100 columns. And JSON, for programs."""
 
-from __future__ import annotations
-
 import json
 import re
 import textwrap

@@ -1,7 +1,5 @@
 """The text that demos learn from: files, some of which are held out and never trained on."""
 
-from __future__ import annotations
-
 import hashlib
 import platform
 import sysconfig

@@ -1,7 +1,5 @@
 """`dilkit demo --image`: models that differ in the order of their tokens alone fill in hidden patches of a photograph."""
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Iterable

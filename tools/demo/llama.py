@@ -1,7 +1,5 @@
 """`dilkit demo --llama`: a small Llama learns with full attention, and goes on with dilated attention."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterable
@@ -20,7 +18,7 @@ from dilkit.tools.demo.trainer import LOSS, Run, Trainer, judgements, rows_by_na
 from dilkit.tools.demo.transformer import TextTask, bits_per_byte
 from dilkit.tools.report.document import Axis, Plot, Series, Table
 from dilkit.tools.report.points import plain
-from dilkit.tools.report.views import Report, TableView, fact, of
+from dilkit.tools.report.views import Report, ResultTable, fact, of
 from dilkit.tools.results.rows import RowsResult
 
 TITLE = "dilkit demo --llama"
@@ -68,7 +66,7 @@ def outcome(result: RowsResult) -> str:
 
 
 COLUMNS = fact("tokens", template="{:,}"), *(of(who, LOSS) for who in (BEFORE, DILATED, FULL))
-LOSSES = TableView("Held-out bits per byte", "held out", COLUMNS, timed=False, who=(BEFORE,))
+LOSSES = ResultTable("Held-out bits per byte", "held out", COLUMNS, timed=False, who=(BEFORE,))
 
 
 def made_tables(result: RowsResult) -> Iterable[Table]:

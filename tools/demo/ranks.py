@@ -1,7 +1,5 @@
 """`dilkit demo --ranks 2x2`: one training, data x sequence parallel and in one process, compared step by step."""
 
-from __future__ import annotations
-
 import argparse
 import gc
 import os
@@ -26,7 +24,7 @@ from dilkit.tools.demo.trainer import Run, Trainer, clock, judgements, rows_by_n
 from dilkit.tools.demo.transformer import ModelConfig, TextTask, seeded_model
 from dilkit.tools.report.document import Axis, Table
 from dilkit.tools.report.views import PlotView, Report, stored
-from dilkit.tools.results.rows import CaseRows, Row, RowsResult, cases_of
+from dilkit.tools.results.rows import CaseRows, ResultRow, RowsResult, cases_of
 
 TITLE = "dilkit demo --ranks"
 LAYERS, TIMEOUT, LONGEST_END, MOST_STARTED, DIFFERS = 2, 300.0, 30.0, 64, 1
@@ -138,12 +136,12 @@ def compare_trainings(args: argparse.Namespace, corpus: Corpus, world: Comm, sto
             demo.train(ALONE, Trainer(alone, args.steps, clock=keep_time), 1)
         for who, trainer in demo.trainers.items():
             for step, ((*_, loss), norm) in enumerate(zip(trainer.curve, trainer.norms, strict=True), 1):
-                demo.rows.append(Row(table="steps", case=dict(step=step), who=who, values={LOSS_OF_STEP: loss, NORM: norm}))
+                demo.rows.append(ResultRow(table="steps", case=dict(step=step), who=who, values={LOSS_OF_STEP: loss, NORM: norm}))
         demo.rows += compared(demo.rows, {name: p.detach().double() for name, p in model.named_parameters()}, seen)
     return demo.code or DIFFERS * any(row.verdict == "wrong" for row in demo.rows)
 
 
-def compared(rows: Iterable[Row], exact: dict[str, Tensor], seen: dict[str, Tensor]) -> list[Row]:
+def compared(rows: Iterable[ResultRow], exact: dict[str, Tensor], seen: dict[str, Tensor]) -> list[ResultRow]:
     """Return the largest relative difference of each quantity; "wrong" where it is more than rounding."""
     steps, differences = cases_of(rows, "steps"), []
     apart = {name: {f"step {i}": _apart(name, case) for i, case in enumerate(steps, 1)} for name in (LOSS_OF_STEP, NORM)}
@@ -152,7 +150,7 @@ def compared(rows: Iterable[Row], exact: dict[str, Tensor], seen: dict[str, Tens
         where = [*values][torch.tensor([*values.values()]).argmax()]  # a NaN's place, if there is one
         bound = GROWTH[name] * max(len(steps), FEWEST) * EPSILON
         facts, verdict = dict(largest=values[where], where=where, bound=bound), "measured" if values[where] <= bound else "wrong"
-        differences.append(Row(table="differences", case=dict(quantity=name), who=name, verdict=verdict, values=facts))
+        differences.append(ResultRow(table="differences", case=dict(quantity=name), who=name, verdict=verdict, values=facts))
     return differences
 
 

@@ -1,7 +1,5 @@
 """`dilkit demo`: a small byte-level language model of dilated attention learns from text."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import sys
@@ -20,8 +18,8 @@ from dilkit.tools.measure.implementation import backend_implementations
 from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.report import views
 from dilkit.tools.report.document import Axis, Table
-from dilkit.tools.report.views import PlotView, Report, TableView, fact, of
-from dilkit.tools.results.rows import Row, RowsResult
+from dilkit.tools.report.views import PlotView, Report, ResultTable, fact, of
+from dilkit.tools.results.rows import ResultRow, RowsResult
 
 TITLE = "dilkit demo"
 JUDGEMENTS, SHORT_SHARE = 8, 0.75
@@ -58,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     return demo.code
 
 
-def time_attention(problems: dict[str, Problem], backends: dict[str, Any], tokens: int) -> Iterator[Row]:
+def time_attention(problems: dict[str, Problem], backends: dict[str, Any], tokens: int) -> Iterator[ResultRow]:
     problems = {kind: replace(problem, seq=tokens) for kind, problem in problems.items()}
     inputs, calls = Tensors.random(problems[DILATED]), {}
     for kind, problem in problems.items():
@@ -70,7 +68,9 @@ def time_attention(problems: dict[str, Problem], backends: dict[str, Any], token
         except MeasureError as error:
             memory = None
             print(f"memory is not measured: {error}", file=sys.stderr)
-        yield Row(table="lengths", case=dict(tokens=tokens), who=kind, samples=timed.samples, values=dict(peak_bytes=memory))
+        yield ResultRow(
+            table="lengths", case=dict(tokens=tokens), who=kind, samples=timed.samples, values=dict(peak_bytes=memory)
+        )
 
 
 def outcome(result: RowsResult) -> str:
@@ -95,8 +95,8 @@ LENGTHS = (
     *(of(kind, PEAK, f"{kind} memory") for kind in (DILATED, DENSE)),
 )
 TABLES = (
-    TableView("Training", "held out", TRAINING, timed=False),
-    TableView("Dilated against dense attention", "lengths", LENGTHS, who=(DENSE,)),
+    ResultTable("Training", "held out", TRAINING, timed=False),
+    ResultTable("Dilated against dense attention", "lengths", LENGTHS, who=(DENSE,)),
 )
 LEARNING = Axis("seconds of training", "number", log=False), Axis("held-out bits per byte", "number", log=False)
 PLOTS = (

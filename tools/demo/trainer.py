@@ -1,7 +1,5 @@
 """Code that all demos share: a training with a schedule, and a report, which Ctrl-C brings at any point."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import sys
@@ -27,7 +25,7 @@ from dilkit.tools.report import document
 from dilkit.tools.report.files import publish
 from dilkit.tools.report.views import fact
 from dilkit.tools.results.file import new_result, write_result
-from dilkit.tools.results.rows import Row, RowsResult
+from dilkit.tools.results.rows import ResultRow, RowsResult
 
 PEAK_RATE, FINAL_SHARE, WARM_UP, WEIGHT_DECAY, SAMPLES = 3e-3, 0.05, 0.03, 0.1, 5
 """The learning rate grows over a share `WARM_UP` of the budget, then falls along a cosine to `FINAL_SHARE` of its peak."""
@@ -128,7 +126,7 @@ class Run(AbstractContextManager["Run"]):
         self.title, self.args, self.speaks, self.code = title, args, speaks, 0
         self.trainers: dict[str, Trainer] = {}
         self.rows = [
-            Row(table="backends", who=one.name, verdict=one.verdict, reasons=one.reasons, values=dict(detail=one.detail))
+            ResultRow(table="backends", who=one.name, verdict=one.verdict, reasons=one.reasons, values=dict(detail=one.detail))
             for one in explain(problem).decisions
         ]
         share_of_dense = problem.flops() / replace(problem, pattern=Pattern.dense()).flops()
@@ -144,11 +142,13 @@ class Run(AbstractContextManager["Run"]):
         return interrupted
 
     def result(self, interrupted: bool) -> RowsResult:
-        rows = list[Row]()
+        rows = list[ResultRow]()
         for name, trainer in self.trainers.items():
             values = {fact: getattr(trainer, fact) for fact in ("tokens", "seconds", "threads", "curve")}
-            rows.append(Row(table="training", who=name, values=dict(steps=len(trainer.curve)) | values))
-            rows += (Row(table="held out", case=dict(judgement=i), who=name, values=x) for i, x in enumerate(trainer.points))
+            rows.append(ResultRow(table="training", who=name, values=dict(steps=len(trainer.curve)) | values))
+            rows += (
+                ResultRow(table="held out", case=dict(judgement=i), who=name, values=x) for i, x in enumerate(trainer.points)
+            )
         kind = self.title.removeprefix("dilkit ").replace(" --", "-")
         header: dict[str, Any] = dict(kind=kind, suite=kind, repeats=SAMPLES, interrupted=interrupted)
         return new_result(RowsResult, probe("cpu"), **header, facts=self.facts, rows=(*rows, *self.rows))
@@ -179,7 +179,7 @@ def run_table(result: RowsResult, after: Iterable[document.Row], about: document
     return document.Table("The run", ("", "what"), (about, model, ("attention", attention), *after, *listed))
 
 
-def rows_by_name(result: RowsResult, table: str) -> dict[str, Row]:
+def rows_by_name(result: RowsResult, table: str) -> dict[str, ResultRow]:
     return {row.who: row for row in result.rows if row.table == table}
 
 

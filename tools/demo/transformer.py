@@ -1,7 +1,5 @@
 """A decoder-only transformer over bytes with dilated attention: trained on text, saved, loaded, and sampled byte by byte."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import math

@@ -1,7 +1,5 @@
 """Baselines: attention as one would write it in plain PyTorch, for comparisons only."""
 
-from __future__ import annotations
-
 import math
 import os
 import shutil
@@ -200,4 +198,4 @@ _IMPLEMENTATIONS = (
     ),
 )
 BASELINES = {one.name: one for one in _IMPLEMENTATIONS}
-"""What `dilkit bench --baseline` measures beside backends, by name."""
+"""Implementations that `dilkit bench --baseline` measures beside backends, by name."""

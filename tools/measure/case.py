@@ -1,7 +1,5 @@
 """Measures a case: checks every implementation, times those that are right in turns, then measures their memory."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +20,7 @@ from dilkit.tools.console.text import error_line
 from dilkit.tools.measure.ceilings import Ceilings
 from dilkit.tools.measure.implementation import Implementation
 from dilkit.tools.measure.timing import Call, clock_of, time_interleaved
-from dilkit.tools.results.rows import NOTHING, Entries, Row
+from dilkit.tools.results.rows import NOTHING, Entries, ResultRow
 
 AGREEMENT = 1e-4
 """Largest difference that two ways of computing may have in fp32, in units of the largest value."""
@@ -30,11 +28,11 @@ Posed = Mapping[str, tuple[Implementation, Problem]]
 """Implementations by name, each with the problem that it computes."""
 ROWS = 16
 """Random rows that are checked at the real length, beside the first."""
-Timer = Callable[[Mapping[str, Call]], dict[str, Row]]
+Timer = Callable[[Mapping[str, Call]], dict[str, ResultRow]]
 """A function that times calls in turns, all of which were called before."""
 
 
-UNTIMED = Row()
+UNTIMED = ResultRow()
 CaseFields = dict[str, Any]
 """A benchmark case: `entries`, and yardsticks by name."""
 
@@ -66,7 +64,7 @@ class CaseRunner:
                 self.last[name] = _work(*posed[name]), entry.median_s
         return fields
 
-    def _admit(self, implementation: Implementation, problem: Problem, inputs: Tensors) -> Row:
+    def _admit(self, implementation: Implementation, problem: Problem, inputs: Tensors) -> ResultRow:
         """Admit an implementation; one of another function than the pattern's attention is compared with that too."""
         entry = admit(implementation, problem, inputs, self.budget, partial(self._expected_seconds, implementation, problem))
         if entry.verdict != "measured":
@@ -97,7 +95,7 @@ def compare(
     posed: Posed,
     timer: Timer,
     ceilings: Callable[[], Ceilings] = Ceilings,
-    admitted: Callable[[Implementation, Problem, Tensors], Row] | None = None,
+    admitted: Callable[[Implementation, Problem, Tensors], ResultRow] | None = None,
     memory_too: bool = False,
 ) -> CaseFields:
     """Check implementations, each on its problem, and time those that are right in turns, beside the ceilings; then memory."""
@@ -118,16 +116,16 @@ def admit(
     inputs: Tensors,
     budget: float = math.inf,
     seconds: Callable[[], float] = lambda: 0.0,
-) -> Row:
+) -> ResultRow:
     """Return the beginning of an entry: its verdict, with the reasons or the check that it rests on.
 
     `seconds()` is the time that a call may take; more than `budget` seconds are not spent on one.
     """
     if reasons := implementation.refusals(problem):
-        return Row(verdict="refused", reasons=tuple(reasons))
+        return ResultRow(verdict="refused", reasons=tuple(reasons))
     try:
         if (expected_s := seconds()) > budget:
-            return Row(verdict="skipped", reasons=(over_budget("would take", expected_s, budget),))
+            return ResultRow(verdict="skipped", reasons=(over_budget("would take", expected_s, budget),))
         return checked(check(implementation.checked or implementation, problem, inputs))
     except Exception as error:  # out of memory, a kernel that does not build: the others go on
         return failed(error)
@@ -219,16 +217,16 @@ def agreement(what: str, result: Tensor, exact: Tensor, seq: int, within: float 
     return Check.of(what, seq, error, 0.0, within * largest)
 
 
-def checked(checks: Sequence[Check], once: Row = UNTIMED) -> Row:
+def checked(checks: Sequence[Check], once: ResultRow = UNTIMED) -> ResultRow:
     """Return the entry of an implementation that was checked: measured, as `once` was, or wrong, with the complaints."""
     complaints = tuple(check.complaint for check in checks if not check.passed)
     if complaints:
-        return Row(verdict="wrong", reasons=complaints, checks=tuple(checks))
+        return ResultRow(verdict="wrong", reasons=complaints, checks=tuple(checks))
     return replace(once, checks=tuple(checks))
 
 
-def failed(error: Exception) -> Row:
-    return Row(verdict="failed", reasons=(error_line(error),))
+def failed(error: Exception) -> ResultRow:
+    return ResultRow(verdict="failed", reasons=(error_line(error),))
 
 
 def over_budget(verb: str, seconds: float, budget: float) -> str:
@@ -236,7 +234,7 @@ def over_budget(verb: str, seconds: float, budget: float) -> str:
     return f"one call {verb} about {seconds:.3g} s; the budget is {budget:g} s (--budget {-(-seconds // 1):.0f} measures it)"
 
 
-def call_once(call: Call) -> tuple[Any, Row]:
+def call_once(call: Call) -> tuple[Any, ResultRow]:
     """Return the result of one call, and the entry of it: its seconds, and the bytes held beyond those held before."""
     calls: list[tuple[Any, float]] = []
     held: dict[str, Any] = {}
@@ -251,7 +249,7 @@ def call_once(call: Call) -> tuple[Any, Row]:
         held["memory_note"] = str(error)
         timed()
     result, seconds = calls[0]
-    return result, Row(samples=(seconds,), values=held)
+    return result, ResultRow(samples=(seconds,), values=held)
 
 
 def output_bytes(problem: Problem) -> int:

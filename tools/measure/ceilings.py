@@ -1,15 +1,15 @@
 """Limits of the machine: a matmul and fused multiply-adds, timed in the rounds of what they stand beside."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+import torch
+
 from dilkit.tools.measure.timing import Call, clock_of
-from dilkit.tools.results.rows import Row
+from dilkit.tools.results.rows import ResultRow
 
 MATMUL_SIZE = {"cpu": 2048, "cuda": 8192}
 _IN_A_ROW = 0.01
@@ -37,12 +37,12 @@ class Ceilings:
             size, count, self.calls["ceiling matmul"] = square_matmuls(dtype, device)
             self._amounts["matmul"] = 2 * size**3, count, dict(size=size, dtype=dtype)
 
-    def rates(self, timed: Mapping[str, Row]) -> dict[str, Row]:
+    def rates(self, timed: Mapping[str, ResultRow]) -> dict[str, ResultRow]:
         """Return what was reached, in GFLOP/s."""
         rates = {}
         for name, (flops, count, sizes) in self._amounts.items():
             together = timed[f"ceiling {name}"]
-            row = Row(samples=tuple(sample / count for sample in together.samples), calls=count * together.calls)
+            row = ResultRow(samples=tuple(sample / count for sample in together.samples), calls=count * together.calls)
             rates[name] = row.knowing(gflops=1e-9 * flops / row.median_s, **sizes)
         return rates
 
@@ -52,8 +52,6 @@ def square_matmuls(dtype: str, device: str) -> tuple[int, int, Call]:
 
     The size is halved until one product takes less than two seconds: half precision has no fast matmul on many CPUs.
     """
-    import torch
-
     size, clock = MATMUL_SIZE.get(device, MATMUL_SIZE["cpu"]), clock_of(device)
     probe = torch.ones(size // 8, size // 8, dtype=getattr(torch, dtype), device=device)
     probe @ probe  # the first product loads torch's library
@@ -71,8 +69,6 @@ def square_matmuls(dtype: str, device: str) -> tuple[int, int, Call]:
 
 def _multiply_adds() -> tuple[float, Call] | None:
     """Return (FLOPs of a call, the call), on all threads; None where the kernel was not built or does not run here."""
-    import torch
-
     try:
         from dilkit.backends.native import _native, backend as native
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from dilkit import registry, selector
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.testing.accuracy import Results, differentiated
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from dilkit.testing.tensors import Tensors
+from dilkit.testing.tensors import Tensors
 
 BACKWARD_FLOPS = 2.5
 """Nominal FLOPs of a backward pass in units of the forward pass."""
@@ -46,8 +45,6 @@ class Implementation:
 
     def once(self, inputs: Tensors, problem: Problem) -> Any:
         """Make one whole call: forward, and backward too where the problem asks for gradients."""
-        import torch
-
         if not problem.requires_grad:
             with torch.no_grad():
                 return self.attend(inputs, problem)
@@ -59,7 +56,6 @@ class Implementation:
 
     def results(self, inputs: Tensors, problem: Problem) -> Results:
         """Return the results of one whole call by name, for checks."""
-        import torch
 
         def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **bias: Any) -> tuple[Tensor, Tensor]:
             detached = replace(inputs, query=query, key=key, value=value, **bias)

@@ -1,24 +1,22 @@
 """Times over ranks: the slowest rank's, and the speeds that the planner's model goes by."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from dilkit.comm import Comm
 from dilkit.comm.collectives import gather_values
 from dilkit.comm.plan.forecast import Speed
 from dilkit.problem import Problem
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.measure.implementation import automatic
 from dilkit.tools.measure.timing import time_interleaved
-from dilkit.tools.results.rows import Row
-
-if TYPE_CHECKING:
-    from dilkit.comm import Comm
+from dilkit.tools.results.rows import ResultRow
 
 MESSAGE_BYTES, SHORT_BYTES = 4 << 20, 64
 """Bytes that each rank sends to each other to measure links, and to measure the least time of an exchange."""
@@ -32,7 +30,7 @@ def seconds_of(comm: Comm, call: Callable[[], Any]) -> float:
     return max(gather_values(comm, time.perf_counter() - start))
 
 
-def time_in_turns(comm: Comm, calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, Row]:
+def time_in_turns(comm: Comm, calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, ResultRow]:
     """Time in rounds A B A B ..., one call a sample, each the slowest rank's time."""
     return time_interleaved(calls, repeats, warmup=0, clock=lambda call, _: seconds_of(comm, call))
 
@@ -42,7 +40,6 @@ def rank_speed(comm: Comm, problem: Problem, repeats: int = 5) -> Speed:
 
     The kernel computes `problem`, that of the whole sequence, on as many tokens as a rank has. On links all ranks send to all.
     """
-    import torch
 
     def median_seconds(call: Callable[[], Any]) -> float:
         call()

@@ -1,22 +1,19 @@
 """A call of `ring_dilated_attention` to be measured: a rank's random shard, the call itself, the bytes of its plan."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from dilkit.comm import Comm, ExchangePlan, exchange_plan, ring_dilated_attention, shard, shard_cuts, unshard
 from dilkit.comm.collectives import gather_values
 from dilkit.problem import Problem
 from dilkit.testing.accuracy import Check, Results, differentiated, expected, shortened
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.measure.implementation import BACKWARD_FLOPS
-from dilkit.tools.results.rows import Row
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from dilkit.comm import Comm, ExchangePlan
+from dilkit.tools.results.rows import ResultRow
 
 
 @dataclass(frozen=True)
@@ -44,16 +41,12 @@ class RanksCall:
         return Tensors.random(replace(self.problem, seq=rows), seed=self.comm.rank)
 
     def part(self, whole: Tensors) -> Tensors:
-        from dilkit.comm import shard
-
         pattern, grad = self.problem.pattern, self.problem.requires_grad
         q, k, v = (shard(x.detach(), self.comm, pattern).requires_grad_(grad) for x in whole.qkv)
         mask = None if whole.mask is None else shard(whole.mask, self.comm, pattern)
         return Tensors(q, k, v, mask, shard(whole.dout, self.comm, pattern))
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        from dilkit.comm import ring_dilated_attention
-
         p = self.problem
         options: dict[str, Any] = dict(is_causal=p.is_causal, key_padding_mask=mask, scale=p.scale, return_lse=True)
         options |= dict(schedule=self.schedule, fuse_branches=self.fuse_branches, keep=self.keep)
@@ -61,20 +54,16 @@ class RanksCall:
         return out, lse
 
     def once(self, inputs: Tensors) -> Results:
-        """`out` and `lse` of this rank's rows; where the problem asks for gradients, `dq`, `dk` and `dv` too."""
-        import torch
-
+        """Return `out` and `lse` of this rank's rows, with `dq`, `dk` and `dv` where the problem asks for gradients."""
         with torch.set_grad_enabled(self.problem.requires_grad):
             return differentiated(self.forward, inputs, self.problem.requires_grad)
 
     def together(self, whole: Tensors) -> Results:
-        from dilkit.comm import unshard
-
         parts = self.once(self.part(whole))
         return {name: unshard(x, self.comm, dim=2 if name == "lse" else 1) for name, x in parts.items()}
 
     def planned_bytes(self) -> tuple[int, ...]:
-        """Bytes that each rank sends in a call, as the plan says."""
+        """Return the bytes that each rank sends in a call by the plan."""
         p, phases = self.problem, ("forward", "backward") if self.problem.requires_grad else ("forward",)
         sizes: dict[str, Any] = dict(head_dim=p.head_dim, dtype=p.dtype, batch=p.batch, key_padding_mask=p.key_padding_mask)
         counts = [self.plan.all_bytes(phase, **sizes) for phase in phases]
@@ -99,19 +88,17 @@ class RanksCall:
         return gather_values(self.comm, checks)[0]
 
 
-def judged(checks: tuple[Check, ...], counted: Mapping[str, Sequence[int]], time: Row | None = None) -> Row:
-    """The entry of a call over ranks; without a time if a check failed or other bytes were `counted` than planned."""
+def judged(checks: tuple[Check, ...], counted: Mapping[str, Sequence[int]], time: ResultRow | None = None) -> ResultRow:
+    """Return the entry of a call over ranks; without a time if a check failed or `counted` bytes differ from the plan."""
     wrong = [check.complaint for check in checks if not check.passed]
     if counted and counted["sent_bytes"] != counted["planned_bytes"]:
         wrong.append(f"bytes sent by rank: {counted['sent_bytes']}; the plan says {counted['planned_bytes']}")
     if wrong:
-        return Row(verdict="wrong", reasons=tuple(wrong), checks=checks)
-    return Row(checks=checks).timed(time) if time else Row(checks=checks)
+        return ResultRow(verdict="wrong", reasons=tuple(wrong), checks=checks)
+    return ResultRow(checks=checks).timed(time) if time else ResultRow(checks=checks)
 
 
 def plan_of(problem: Problem, ranks: int, schedule: str = "auto", fuse_branches: bool = True, keep: str = "rows") -> ExchangePlan:
-    from dilkit.comm import exchange_plan, shard_cuts
-
     cuts = shard_cuts(problem.seq, ranks, problem.pattern)
     options: dict[str, Any] = dict(is_causal=problem.is_causal, schedule=schedule, fuse_branches=fuse_branches, keep=keep)
     return exchange_plan(problem.pattern, cuts, problem.heads, problem.kv_heads, **options)

@@ -4,13 +4,13 @@ CUDA has two times. GPU time is that of replays of a CUDA graph (`captured`), ea
 (`cold_cuda_seconds`). Time with launches is that of calls in a row without a pause, the clock of the device "cuda".
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dilkit.tools.results.rows import Row
+import torch
+
+from dilkit.tools.results.rows import ResultRow
 
 Call = Callable[[], Any]
 Clock = Callable[[Call, int], float]
@@ -30,7 +30,7 @@ def time_interleaved(
     device: str = "cpu",
     clock: Clock | None = None,
     before: Call | None = None,
-) -> dict[str, Row]:
+) -> dict[str, ResultRow]:
     """Time `functions` in rounds A B A B ...
 
     Each is called `warmup` times untimed, then gives one sample a round for `repeats` rounds. A sample lasts at least about
@@ -53,7 +53,7 @@ def time_interleaved(
             if before is not None:
                 before()
             seconds[name].append(clock(function, calls[name]) / calls[name])
-    return {name: Row(samples=tuple(samples), calls=calls[name]) for name, samples in seconds.items()}
+    return {name: ResultRow(samples=tuple(samples), calls=calls[name]) for name, samples in seconds.items()}
 
 
 def clock_of(device: str) -> Clock:
@@ -77,8 +77,6 @@ def _cpu_seconds(function: Call, calls: int) -> float:
 
 def _by_events(function: Call, calls: int, before: Call = lambda: None) -> tuple[float, bool]:
     """Return seconds, and True if the device was done with what `before` launched before all calls were launched."""
-    import torch
-
     event: Any = torch.cuda.Event
     start, end = event(enable_timing=True), event(enable_timing=True)
     torch.cuda.synchronize()
@@ -97,8 +95,6 @@ def cold_cuda_seconds(function: Call, calls: int) -> float:
 
     A call that is no replay, and whose launches outlast `_MOST_FLUSHES` flushes, is timed with launches.
     """
-    import torch
-
     flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
 
     # The processor must have launched a whole replay before the device has flushed (in 60 us on an H200, at 4.2 TB/s): else the
@@ -117,8 +113,6 @@ def captured(function: Call, pool: Any = None, stream: Any = None) -> Any:
     replays the graph keeps `function`. `pool` is that of another graph of this `stream`. Raises RuntimeError, or what the call
     raises, for what cannot be captured, and if a replay does not compute what the call does.
     """
-    import torch
-
     cuda: Any = torch.cuda
     graph, stream, failure = cuda.CUDAGraph(), stream or cuda.Stream(), None
     stream.wait_stream(cuda.current_stream())
@@ -149,7 +143,5 @@ def captured(function: Call, pool: Any = None, stream: Any = None) -> Any:
 
 
 def _results(result: Any) -> list[Any]:
-    import torch
-
     results = result if isinstance(result, (tuple, list)) else [result]
     return [x.detach() for x in results if torch.is_tensor(x) and x.is_floating_point() and x.numel()]

@@ -1,7 +1,5 @@
 """Sizes of the kernels in Triton to try beside those of its table."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

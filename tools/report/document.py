@@ -1,7 +1,5 @@
 """A document: what a result says, as plain values, which renderers turn into text, Markdown, HTML and pictures."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """A result as files of JSON, Markdown and a picture, and its document on the terminal."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

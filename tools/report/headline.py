@@ -1,7 +1,5 @@
 """The first lines of a document: where a result was measured, by which revision and when, and what is missing from it."""
 
-from __future__ import annotations
-
 from dilkit.tools.results.environment import Environment, Result
 
 

@@ -1,7 +1,5 @@
 """A report as one HTML page that needs nothing else: styles and pictures are inside, no scripts, all texts escaped."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable, Iterator, Sequence
 from html import escape

@@ -1,7 +1,5 @@
 """Documents as Markdown. The one place where Markdown tables are written."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Sequence
 

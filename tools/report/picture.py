@@ -1,7 +1,5 @@
 """Pictures of plots by matplotlib, without which everything here raises ImportError."""
 
-from __future__ import annotations
-
 import io
 import math
 import textwrap
@@ -152,10 +150,17 @@ def _lines(axes: Any, plot: Plot) -> None:
             continue
         marker = dict(marker=None if len(x) > MOST_MARKERS else MARKERS[i % len(MARKERS)], markersize=4.5 - 0.3 * i)
         width = max(1.4, 2.2 - 0.3 * i)  # lines that lie on each other all show
-        line = dict(linestyle="none" if plot.kind == "points" else "-", linewidth=width, color=COLORS[i % len(COLORS)])
+        line = dict(linestyle="none" if plot.kind == "points" else "-", linewidth=width, color=_color(plot, i))
         axes.errorbar(x, y, yerr=_reach(series.points), elinewidth=1, capsize=2, label=str(i), **marker, **line)
     for number, axis in enumerate(plot.axes):
         scale(axes, "xy"[number], axis, places if number == 0 else [])
+
+
+def _color(plot: Plot, number: int) -> str:
+    """Return the colour of a series: that of dilkit is the first in every picture."""
+    names = [series.name for series in plot.series]
+    ordered = sorted(range(len(names)), key=lambda i: names[i] != "dilkit")
+    return COLORS[ordered.index(number) % len(COLORS)]
 
 
 def _reach(points: Sequence[Point]) -> list[list[float]] | None:
@@ -170,13 +175,18 @@ def _bars(axes: Any, plot: Plot) -> None:
     for i, series in enumerate(plot.series):
         places = [labels.index(str(p.x)) + (i - (count - 1) / 2) * height for p in series.points]
         axes.barh(
-            places, [p.y - foot for p in series.points], left=foot, height=height * 0.9, color=COLORS[i % len(COLORS)],
+            places, [p.y - foot for p in series.points], left=foot, height=height * 0.9, color=_color(plot, i),
             label=str(i), xerr=_reach(series.points), ecolor=INK, error_kw=dict(elinewidth=0.9, capsize=1.8),
         )  # fmt: skip
         behind = dict(facecolor=BACK, edgecolor="none", pad=0.6)  # no line goes through a bar's value
         for y, p in zip(places, series.points, strict=True):
             place = dict(xytext=(4, 0), textcoords="offset points", va="center", fontsize=8, color=INK, bbox=behind)
             axes.annotate(UNITS[plot.axes[1].unit](p.y), (max(p.high, p.y, foot), y), **place)
+        for label in {*labels} - {str(p.x) for p in series.points}:
+            y = labels.index(label) + (i - (count - 1) / 2) * height
+            axes.annotate(
+                "not measured", (foot, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8, color=PALE
+            )
     axes.set_yticks(range(len(labels)), [textwrap.fill(label, LABEL_LETTERS) for label in labels])
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.set_xlim(*ends)

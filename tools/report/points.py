@@ -1,7 +1,5 @@
 """Points and series of plots, made of samples."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from statistics import median
 

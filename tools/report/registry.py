@@ -1,7 +1,5 @@
 """Every kind of result: its record, its document and its sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -18,7 +16,6 @@ from dilkit.tools.results.rows import RowsResult
 KINDS = {f"suite-{name}": f"bench.suites.{name}" for name in SUITES} | {
     "suite-gpu-day": "bench.suites.gpu_day",
     "bench": "bench.one_pattern",
-    "bench-ranks": "bench.one_pattern:RANKS",
     "overhead": "bench.overhead",
     "demo": "demo.text",
     "demo-image": "demo.image",
@@ -30,14 +27,13 @@ KINDS = {f"suite-{name}": f"bench.suites.{name}" for name in SUITES} | {
     "finetune-slide": "commands.finetune_slide",
 }
 """The module below `dilkit.tools` of each, in the order in which docs/measurements.md lists them: with a `REPORT`, or
-what the colon is before, or with a `RECORD` and functions `document` and `sentence`."""
+with a `RECORD` and functions `document` and `sentence`."""
 
 
 def words(kind: str) -> Any:
     """Return what has the functions `document` and `sentence` of results of this kind."""
-    place, _, name = KINDS[kind].partition(":")
-    module = import_module(f"dilkit.tools.{place}")
-    return getattr(module, name or "REPORT", module)
+    module = import_module(f"dilkit.tools.{KINDS[kind]}")
+    return getattr(module, "REPORT", module)
 
 
 def read(path: Path) -> Result:

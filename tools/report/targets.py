@@ -1,7 +1,5 @@
 """Figures beside their targets: the table of them, and the sentence that docs/measurements.md has of a suite."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from dilkit.tools.console.text import UNITS
@@ -31,7 +29,7 @@ def suite_sentence(result: RowsResult, words: Mapping[str, str], where: str = ""
     verdicts = [figure.verdict for figure in result.figures]
     met, short = sum(verdict in ("met", "aim met") for verdict in verdicts), verdicts.count("short")
     missed = [f"{count} {what}" for count, what in ((short, "not"), (len(verdicts) - met - short, "not measured")) if count]
-    return placed(result, "; ".join([*parts, ", ".join([f"{met} of {len(verdicts)} targets met", *missed])]), where)
+    return placed(result, "; ".join([*parts, ", ".join([f"{met} of the suite's {len(verdicts)} targets met", *missed])]), where)
 
 
 def _listed(figure: Figure) -> str:

@@ -1,7 +1,5 @@
 """A report as text for the terminal: aligned tables, notes and method."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from dilkit.tools.console.text import aligned, wrapped

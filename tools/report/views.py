@@ -1,7 +1,5 @@
 """Tables and plots of a suite as data: which rows, what stands in the columns, what is drawn."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -11,9 +9,9 @@ from dilkit.tools.report.document import Axis, Document, Plot, Point, Table, plo
 from dilkit.tools.report.headline import place, placed, revision
 from dilkit.tools.report.points import plain, sampled, series_of, speed_up
 from dilkit.tools.report.targets import figure_table, number, suite_sentence
-from dilkit.tools.results.rows import YARDSTICKS, CaseRows, Row, RowsResult
+from dilkit.tools.results.rows import YARDSTICKS, CaseRows, ResultRow, RowsResult
 
-Measure = Callable[[Row, CaseRows], Point | None]
+Measure = Callable[[ResultRow, CaseRows], Point | None]
 """The point of a row: its value with its interval; None where it has none. `x` is filled in by the plot."""
 
 
@@ -22,7 +20,7 @@ class Column:
     """A column of a table: its header, and the text of its cell in each row."""
 
     header: str
-    cell: Callable[[Row, CaseRows], str]
+    cell: Callable[[ResultRow, CaseRows], str]
 
 
 def fact(name: str, header: str = "", template: str = "{}") -> Column:
@@ -42,7 +40,7 @@ def _known(value: Any, text: Callable[[Any], str]) -> str:
 def over(base: str, header: str = "") -> Column:
     """Return a column of the row's time over that of `base` in the same case."""
 
-    def cell(row: Row, case: CaseRows) -> str:
+    def cell(row: ResultRow, case: CaseRows) -> str:
         return f"{case.ratio(row.who, base):.2f}" if case.timed(row.who, base) else "-"
 
     return Column(header or f"over {base}", cell)
@@ -63,7 +61,7 @@ OF_MATMUL = Column(
 )
 
 
-def time(row: Row, case: CaseRows) -> Point | None:
+def time(row: ResultRow, case: CaseRows) -> Point | None:
     """Return the median time with its interval."""
     return sampled(row.samples) if row.samples else None
 
@@ -76,7 +74,7 @@ def stored(name: str) -> Measure:
 def faster(ours: str) -> Measure:
     """Return a measure: the speed-up of `ours` over the row's implementation, with its interval."""
 
-    def measure(row: Row, case: CaseRows) -> Point | None:
+    def measure(row: ResultRow, case: CaseRows) -> Point | None:
         if row.who == ours or not case.timed(row.who, ours):
             return None
         return speed_up(row.samples, case.rows[ours].samples)
@@ -87,7 +85,7 @@ def faster(ours: str) -> Measure:
 def times_faster(ours: str, header: str = "speed-up", template: str = "{0.y:.2f}x ({0.low:.2f}x - {0.high:.2f}x)") -> Column:
     """Return a column of the speed-up of `ours` over the row's implementation, with its interval; "-" without times."""
 
-    def cell(row: Row, case: CaseRows) -> str:
+    def cell(row: ResultRow, case: CaseRows) -> str:
         point = faster(ours)(row, case)
         return template.format(point) if point else "-"
 
@@ -101,7 +99,7 @@ def speed_up_columns(ours: str) -> tuple[Column, Column]:
 
 
 @dataclass(frozen=True)
-class TableView:
+class ResultTable:
     """A table of the rows of the tables `of`, by default of those that were timed; with `who`, of these implementations alone.
 
     `title` and `note` are templates filled in with the facts of each row; rows with another title stand in another table.
@@ -122,15 +120,15 @@ class TableView:
         return self._table(self.title, self._rows(result))
 
     def each(self, result: RowsResult) -> list[Table]:
-        titled: dict[str, list[tuple[Row, CaseRows]]] = {}
+        titled: dict[str, list[tuple[ResultRow, CaseRows]]] = {}
         for row, case in self._rows(result):
             titled.setdefault(self.title.format(**_facts(row)), []).append((row, case))
         return [self._table(title, rows) for title, rows in titled.items()]
 
-    def _rows(self, result: RowsResult) -> list[tuple[Row, CaseRows]]:
+    def _rows(self, result: RowsResult) -> list[tuple[ResultRow, CaseRows]]:
         return [(row, case) for row, case in _rows(result, self) if row.samples or not self.timed]
 
-    def _table(self, title: str, rows: Sequence[tuple[Row, CaseRows]]) -> Table:
+    def _table(self, title: str, rows: Sequence[tuple[ResultRow, CaseRows]]) -> Table:
         notes = dict.fromkeys(self.note.format(**_facts(row)) for row, _ in rows) if self.note else ()
         header = tuple(column.header for column in self.columns)
         cells = [tuple(column.cell(row, case) for column in self.columns) for row, case in rows]
@@ -195,7 +193,7 @@ class Report:
         command: that of a run whose headline is the summary behind it, and where it ran, in two lines.
     """
 
-    tables: tuple[TableView | Callable[[RowsResult], Iterable[Table]], ...]
+    tables: tuple[ResultTable | Callable[[RowsResult], Iterable[Table]], ...]
     plots: tuple[PlotView | Callable[[RowsResult], Iterable[Plot]], ...] = ()
     place: str = ""
     method: str = ""
@@ -264,15 +262,15 @@ def not_measured(result: RowsResult) -> list[str]:
 
 
 def _made(view: Any, result: RowsResult) -> Iterable[Any]:
-    return view.each(result) if isinstance(view, (TableView, PlotView)) else view(result)
+    return view.each(result) if isinstance(view, (ResultTable, PlotView)) else view(result)
 
 
-def _rows(result: RowsResult, view: TableView | PlotView) -> Iterator[tuple[Row, CaseRows]]:
+def _rows(result: RowsResult, view: ResultTable | PlotView) -> Iterator[tuple[ResultRow, CaseRows]]:
     for case in result.cases(*([view.of] if isinstance(view.of, str) else view.of), **view.where):
         for who, row in case.rows.items():
             if who not in YARDSTICKS and (not view.who or who in view.who):
                 yield row, case
 
 
-def _facts(row: Row) -> dict[str, Any]:
+def _facts(row: ResultRow) -> dict[str, Any]:
     return row.case | row.values | dict(who=row.who)

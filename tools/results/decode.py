@@ -4,8 +4,6 @@ A field may be str, int, float, bool, `Any`, a dataclass, `tuple[X, ...]`, `tupl
 these with None. Names that the dataclass does not have are ignored.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import types

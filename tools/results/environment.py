@@ -1,6 +1,4 @@
-"""What every result has, and the environment that it was measured in. Times are in seconds, memory is in bytes."""
-
-from __future__ import annotations
+"""Fields of every result, and the environment that it was measured in. Times are in seconds, memory is in bytes."""
 
 import platform
 import subprocess

@@ -1,7 +1,5 @@
 """Result files: one JSON object a run, read into the typed record of its kind and written whole or not at all."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys
@@ -76,6 +74,6 @@ def _printable(value: Any) -> Any:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Put `text` in the place of `path` in one step, making its folder where there is none."""
+    """Put `text` in place of `path` in one step, making its folder where there is none."""
     with files.replacing(path) as file:
         file.write(text.encode())

@@ -18,7 +18,7 @@ YARDSTICKS = ("matmul", "copy", "fma")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ResultRow:
     """One implementation, or one of `YARDSTICKS`, in one case.
 
     Attributes:
@@ -46,10 +46,10 @@ class Row:
         if self.samples and min(self.samples) <= 0:
             raise ValueError(f"samples: {min(self.samples)} s; all must be positive")
 
-    def timed(self, time: Row) -> Row:
+    def timed(self, time: ResultRow) -> ResultRow:
         return replace(self, samples=time.samples, calls=time.calls)
 
-    def knowing(self, **values: Any) -> Row:
+    def knowing(self, **values: Any) -> ResultRow:
         """Return the row with more values, but for those that are None."""
         return replace(self, values=self.values | {name: value for name, value in values.items() if value is not None})
 
@@ -72,7 +72,7 @@ class Row:
         return float(self.values.get("flops") or 0.0) / self.median_s / 1e9
 
 
-Entries = dict[str, Row]
+Entries = dict[str, ResultRow]
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class CaseRows:
 
     table: str
     case: Mapping[str, Any]
-    rows: dict[str, Row]
+    rows: dict[str, ResultRow]
 
     def timed(self, *names: str) -> bool:
         """Return True if all of these implementations were right, and timed."""
@@ -135,17 +135,17 @@ class RowsResult(Result):
     interrupted: bool = False
     figures: tuple[Figure, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
-    rows: tuple[Row, ...] = ()
+    rows: tuple[ResultRow, ...] = ()
 
     def cases(self, *tables: str, **facts: Any) -> list[CaseRows]:
         """Return the cases of these tables, or of all, that have these facts; in the order measured."""
         return cases_of(self.rows, *tables, **facts)
 
 
-def cases_of(rows: Iterable[Row], *tables: str, **facts: Any) -> list[CaseRows]:
+def cases_of(rows: Iterable[ResultRow], *tables: str, **facts: Any) -> list[CaseRows]:
     """Group rows by case: those of these tables, or of all, that have these facts.
 
-    >>> rows = [Row(table="t", case={"seq": 8}, who=who, samples=(time,)) for who, time in (("a", 3.0), ("b", 2.0))]
+    >>> rows = [ResultRow(table="t", case={"seq": 8}, who=who, samples=(time,)) for who, time in (("a", 3.0), ("b", 2.0))]
     >>> [case.ratio("a", "b") for case in cases_of(rows, "t", seq=8)]
     [1.5]
     """
@@ -159,11 +159,11 @@ def cases_of(rows: Iterable[Row], *tables: str, **facts: Any) -> list[CaseRows]:
 
 def rows_of(
     table: str, case: Mapping[str, Any], measured: Mapping[str, Any], values: Mapping[str, Mapping[str, Any]] = NOTHING
-) -> list[Row]:
+) -> list[ResultRow]:
     """Return the rows of one case as it was measured (`CaseFields`), with more `values` of each implementation, by name."""
     rows = {name: measured[name] for name in YARDSTICKS if measured.get(name)} | measured["entries"]
     return [row_of(table, case, who, row, **values.get(who, {})) for who, row in rows.items()]
 
 
-def row_of(table: str, case: Mapping[str, Any], who: str, row: Row, **values: Any) -> Row:
+def row_of(table: str, case: Mapping[str, Any], who: str, row: ResultRow, **values: Any) -> ResultRow:
     return replace(row, table=table, case=dict(case), who=who, values=row.values | values)

@@ -1,6 +1,4 @@
-"""How sure a figure is: bootstrap intervals of a median and of a ratio of medians. Equal samples have equal intervals."""
-
-from __future__ import annotations
+"""Uncertainty of a figure: bootstrap intervals of a median and of a ratio of medians. Equal samples have equal intervals."""
 
 from collections.abc import Sequence
 from typing import Any

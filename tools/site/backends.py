@@ -1,14 +1,17 @@
 """Tables of backends: limits, status, and the automatic choice on each GPU generation."""
 
-from __future__ import annotations
-
+import inspect
+from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 from unittest import mock
 
+import dilkit
+import dilkit.comm
 from dilkit import Pattern, backend, registry
 from dilkit.backend import COUNT, Backend, Limits
 from dilkit.device import GENERATIONS, Device
-from dilkit.pattern.lowering import Segments, lower
+from dilkit.pattern.lowering import Band, CutGrid, Form, Global, Grid, Runs, Segments, lower
 from dilkit.problem import DTYPES, Problem
 from dilkit.selection.preference_table import TABLE, table_preference
 from dilkit.selector import trace
@@ -32,6 +35,8 @@ PICKED_PATTERNS = {
     "A": Pattern([2048, 4096, 8192, 16384, 32768], [1, 2, 4, 8, 16]),
     "window": Pattern.longformer(512, global_tokens=64),
 }
+CALLS = ["dilated_attention", "dilated_attention_varlen", "dilated_attention_with_kvcache", "DilatedCache.attend"]
+CALLS += ["PagedCache.attend", "ordered_dilated_attention", "comm.ring_dilated_attention", "comm.ring_dilated_attention_varlen"]
 PICKED_DTYPES = ("float16", "bfloat16", "float32")
 
 
@@ -50,6 +55,30 @@ def backend_table(root: Path) -> str:
         devices = "any" if limits.devices is None else ", ".join(sorted(limits.devices))
         dtypes = "all four" if limits.dtypes == set(DTYPES) else ", ".join(d for d in DTYPES if d in limits.dtypes)
         rows.append((f"`{b.name}`", b.summary, ", ".join(b.requires), devices, dtypes, ", ".join(_gaps(limits)) or "-"))
+    return rows_markdown(rows)
+
+
+def form_table(root: Path) -> str:
+    """Return a row for each form that kernels know: the first line of its docstring, and its fields."""
+    rows = [("form", "what it shows", "fields")]
+    for form in (Segments, Band, Global, Runs, Grid, CutGrid, Form):
+        common = set() if form is Form else {field.name for field in fields(Form)}
+        shown = [
+            f"`{field.name}: {str(field.type).replace(' | ', ' or ')}`" for field in fields(form) if field.name not in common
+        ]
+        rows.append(
+            ("every form" if form is Form else f"`{form.__name__}`", (form.__doc__ or "").partition("\n")[0], ", ".join(shown))
+        )
+    return rows_markdown(rows)
+
+
+def call_table(root: Path) -> str:
+    """Return a row for each call of attention: which options it has. Without `is_causal` a call is always causal."""
+    options = ("is_causal", "key_padding_mask", "dropout_p", "sink", "bias", "softcap", "return_lse")
+    rows = [("call", *(f"`{option}=`" for option in options))]
+    for name in CALLS:
+        taken = inspect.signature(attrgetter(name)(dilkit)).parameters
+        rows.append((f"`{name}`", *("yes" if o in taken else "always" if o == "is_causal" else "no" for o in options)))
     return rows_markdown(rows)
 
 

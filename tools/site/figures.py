@@ -1,7 +1,5 @@
 """The measured figures of README.md and docs/: read out of the result files in docs/results, never written by hand."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter

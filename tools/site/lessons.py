@@ -1,7 +1,5 @@
 """The lessons of docs/lessons: run from top to bottom, their pictures drawn, and made into notebooks."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,6 +1,4 @@
-"""The figures of docs/many-ranks.md, which lists these assumptions: a billion tokens on many GPUs, simulated anew."""
-
-from __future__ import annotations
+"""The figures of docs/many-ranks.md, which lists these assumptions: a billion tokens on many GPUs, simulated."""
 
 from collections.abc import Sequence
 from functools import cache

@@ -1,6 +1,4 @@
-"""Writes the generated parts of README.md and docs/ anew, with every GPU assumed and no module missing."""
-
-from __future__ import annotations
+"""Writes the generated parts of README.md and docs/, with every GPU assumed and no module missing."""
 
 import contextlib
 import io
@@ -82,25 +80,35 @@ def _of_results(make: Callable[..., str], **options: Any) -> Callable[[Path], st
     return lambda root: make(root / "docs" / "results", **options)
 
 
+def _drawn(name: str) -> Callable[[Path], str]:
+    """Return a generator of the command that draws a picture."""
+    return lambda root: f"```console\n$ dilkit {COMMANDS[name]} {name}\n```"
+
+
 GENERATORS: dict[str, Callable[[Path], str]] = {
     "backends": backends.backend_table,
+    "calls": backends.call_table,
     "command-line": command_help,
     "costs": _of_results(figures.whole, name="costs"),
     "environment": lambda root: rows_markdown(
         [("variable", "meaning", "when unset"), *((f"`{v.name}`", v.meaning, v.default) for v in VARIABLES)]
     ),
     "executed": _of_results(figures.sentence, name="ptx"),
-    "families": families.family_table,
+    "families": families.family_summary,
     "figures": _of_results(figures.summary),
+    "forms": backends.form_table,
     "front": _of_results(figures.front),
+    "gallery": pattern_gallery.gallery_calls,
     "kernels": _of_results(figures.whole, name="kernels"),
     "many-ranks": many_ranks.table,
     "measurements": _of_results(figures.measurements),
+    "models": families.family_table,
     "on-gpus": _of_results(figures.gpu_runs),
     "picks": backends.pick_table,
     "ptx": _of_results(figures.whole, name="ptx", level=4),
     "status": backends.status_table,
     "suite-gpu": _of_results(figures.gpu_suites),
+    **{f"drawn-{name}": _drawn(name) for name in COMMANDS},
     **{f"suite-{name}": _of_results(figures.whole, name=name) for name in SUITES},
 }
 

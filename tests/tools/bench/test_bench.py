@@ -1,7 +1,6 @@
 """`dilkit bench`."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,13 +14,13 @@ from dilkit.tools.measure.case import CaseRunner
 from dilkit.tools.report.markdown import document_markdown
 from dilkit.tools.results.decode import encode
 from dilkit.tools.results.file import read_result
-from dilkit.tools.results.rows import Row, RowsResult, cases_of
+from dilkit.tools.results.rows import ResultRow, RowsResult, cases_of
 
 pytestmark = pytest.mark.usefixtures("tiny_yardsticks")
 TINY = ["--heads", "4", "--dim", "8", "--segments", "16,32", "--rates", "1,2", "--repeats", "2"]
 
 
-def bench(out: Path, *arguments: str) -> int:
+def bench(out, *arguments):
     return cli.main(["bench", *TINY, "--out", str(out), *arguments])
 
 
@@ -83,5 +82,5 @@ class TestWithoutPictures:
 
 def test_overhead_is_the_median_difference_within_a_round():
     samples = dict(dilkit=(5.0, 105.0, 7.0), directly=(4.0, 103.0, 4.0))
-    (case,) = cases_of(Row(table="call", who=who, samples=times) for who, times in samples.items())
+    (case,) = cases_of(ResultRow(table="call", who=who, samples=times) for who, times in samples.items())
     assert overhead_s(case) == 2.0

@@ -2,11 +2,8 @@
 
 import json
 import weakref
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +13,7 @@ from helpers.measuring import reference
 from helpers.result_files import FOLDER
 from helpers.small_suites import SIZES
 
-from dilkit import Problem, register_backend, unregister_backend
+from dilkit import register_backend, unregister_backend
 from dilkit.backends.native.backend import Native
 from dilkit.device import probe
 from dilkit.testing import memory
@@ -24,11 +21,10 @@ from dilkit.testing.memory import MIB
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench.suites import gpu
 from dilkit.tools.measure.ceilings import Ceilings
-from dilkit.tools.measure.implementation import Implementation
-from dilkit.tools.measure.timing import Call, time_interleaved
+from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.report import registry
 from dilkit.tools.results.decode import encode
-from dilkit.tools.results.rows import YARDSTICKS, Row
+from dilkit.tools.results.rows import YARDSTICKS, ResultRow
 from dilkit.tools.site import figures
 
 
@@ -37,7 +33,7 @@ class StandIn(Native):
 
 
 @pytest.fixture(autouse=True)
-def on_the_cpu(monkeypatch, tiny_yardsticks: None) -> Iterator[None]:
+def on_the_cpu(monkeypatch, tiny_yardsticks):
     monkeypatch.setattr(memory, "peak_memory", lambda call, device: 3 * MIB)  # of a CUDA device it is the allocator's own figure
     register_backend(StandIn(), replace=True)
     yield
@@ -47,7 +43,7 @@ def on_the_cpu(monkeypatch, tiny_yardsticks: None) -> Iterator[None]:
 SMALL = dict(sizes=SIZES["gpu"], device="cpu")
 
 
-def run(out: Path, *arguments: str, **fields) -> tuple[int, Any]:
+def run(out, *arguments, **fields):
     return small_suites.run("gpu", out, "--repeats", "1", *arguments, **SMALL | fields)
 
 
@@ -74,12 +70,10 @@ def test_the_suite_measures_and_judges_everything(tmp_path, capsys):
     assert "## With launches" in page
 
 
-def compared(
-    monkeypatch, calls: Mapping[str, Call], timed_call: Callable[..., Call] | None = None
-) -> tuple[gpu.GpuSuite, list[Row]]:
+def compared(monkeypatch, calls, timed_call=None):
     """Return the suite with the rows of a small case, the calls standing in for implementations that were right."""
     monkeypatch.setattr(gpu, "probe", lambda name: probe("cpu"))
-    monkeypatch.setattr(gpu, "admit", lambda *facts: Row())
+    monkeypatch.setattr(gpu, "admit", lambda *facts: ResultRow())
     monkeypatch.setattr(gpu, "Ceilings", lambda *facts, **more: Ceilings(device="none"))
     monkeypatch.setattr(gpu, "timed_call", timed_call or (lambda one, inputs, problem: calls[one.name]))
     monkeypatch.setattr(gpu.GpuSuite, "implementations", lambda suite: [replace(reference(), name=name) for name in calls])
@@ -91,9 +85,9 @@ class TestOnTheDevice:
     @pytest.mark.parametrize("short", [False, True])
     def test_gpu_time_is_of_replays_and_what_cannot_be_captured_is_timed_with_launches_alone(self, cuda, monkeypatch, short):
         monkeypatch.setattr(gpu, "EAGER_UP_TO", 5.0 if short else 0.5)
-        pools: list[Any] = []
+        pools = []
 
-        def attend(name: str) -> torch.Tensor:
+        def attend(name):
             if cuda.graph is not None:
                 pools.append(cuda.graph.shared)
                 if name == "bad":
@@ -123,18 +117,18 @@ class TestOnTheDevice:
     def test_what_a_graph_reads_is_kept_while_replays_are_timed(self, cuda, monkeypatch):
         left, kept = list[weakref.ref[torch.Tensor]](), list[bool]()
 
-        def timed(implementation: Implementation, *_) -> Call:
+        def timed(implementation, *_):
             forward = torch.zeros(2)
             left.append(weakref.ref(forward))
 
-            def call() -> torch.Tensor:
+            def call():
                 out = torch.zeros_like(forward)
                 cuda.launch("kernel", lambda: out.fill_(2.0))
                 return out
 
             return call
 
-        def looked(*facts, **more) -> dict[str, Row]:
+        def looked(*facts, **more):
             kept.extend(x() is not None for x in left)
             return time_interleaved(*facts, **more)
 
@@ -144,9 +138,9 @@ class TestOnTheDevice:
 
     def test_a_backward_pass_makes_its_forward_pass_in_its_first_call(self):
         problem = gpu.GpuSuite(quick=True, **SMALL).problem("B", 64, requires_grad=True)
-        passes: list[bool] = []
+        passes = []
 
-        def attend(inputs: Tensors, problem: Problem) -> torch.Tensor:
+        def attend(inputs, problem):
             passes.append(all(x.is_leaf for x in inputs.qkv))
             return reference().attend(inputs, problem)
 

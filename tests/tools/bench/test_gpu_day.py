@@ -8,8 +8,6 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -67,22 +65,20 @@ def script():
     return module_of("run")
 
 
-def module_of(name: str):
+def module_of(name):
     from importlib.util import module_from_spec, spec_from_file_location
 
     spec = spec_from_file_location(f"gpu_day_{name}", ROOT / "tests" / "gpu" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def step_named(script, name: str):
+def step_named(script, name):
     return next(step for step in script.PLAN if step.name == name)
 
 
-def day(folder: Path) -> RowsResult:
+def day(folder):
     (folder / "test_day.py").write_text(TESTS)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
     command = [
@@ -135,7 +131,7 @@ def test_a_hung_test_costs_itself_alone_and_a_second_run_goes_on(tmp_path, scrip
 
 
 def test_a_test_runs_again_where_its_own_backend_has_changed(monkeypatch):
-    left_out: dict[str, tuple[str, ...]] = {}
+    left_out = {}
     monkeypatch.setattr(gpu_day, "files_digest", lambda *folders, without: left_out.update({folders[-1]: without}) or "")
     for name in ("of_triton.py::test_it[triton-large]", "of_all.py::test_it[32]"):
         gpu_day.digest_of_test(name)
@@ -208,7 +204,7 @@ def test_stored_results_of_the_oracle_are_taken_for_the_same_inputs_alone(script
     assert (found.error, {*found.exact}, computed) == (want.error, {*want.exact}, [])
     assert all(torch.equal(x, want.exact[name]) for name, x in found.exact.items())
 
-    def computes(oracle: StoredOracle) -> bool:
+    def computes(oracle):
         computed.clear()
         return oracle.expected(case) is want and computed == [case]
 
@@ -242,7 +238,7 @@ def test_what_the_sanitizer_says_is_read():
     assert not sanitizer_findings("========= ERROR SUMMARY: 0 errors\ncomputed 16 of 16 cases rightly")
 
 
-def with_times(result: RowsResult, case: dict[str, Any], **seconds: float) -> RowsResult:
+def with_times(result, case, **seconds):
     rows = [replace(row, samples=(seconds[row.who],)) if row.case == case and row.who in seconds else row for row in result.rows]
     return replace(result, rows=tuple(rows))
 

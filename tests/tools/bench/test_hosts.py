@@ -53,7 +53,7 @@ def test_a_way_that_sends_other_bytes_than_planned_is_not_timed(monkeypatch):
 
 
 def test_where_no_hosts_can_be_the_reason_is_said(monkeypatch):
-    def refuse(command: str):
+    def refuse(command):
         raise OSError(f"{command}: not permitted")
 
     monkeypatch.setattr(namespaces, "_call", refuse)
@@ -61,7 +61,7 @@ def test_where_no_hosts_can_be_the_reason_is_said(monkeypatch):
         pass
 
 
-def left() -> set[str]:
+def left():
     return {path.name for path in namespaces.NAMESPACES.glob("dilkit-*")}
 
 

@@ -1,16 +1,12 @@
 """`dilkit bench --suite orders`."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from helpers import small_suites
 
 from dilkit.tools.bench.suites.orders import COMPARED, OTHER, OrdersSizes
 from dilkit.tools.bench.workloads import order_contenders
-from dilkit.tools.bench.workloads.order_contenders import Array, Dilkit
-from dilkit.tools.measure.timing import Call
-from dilkit.tools.results.rows import RowsResult
+from dilkit.tools.bench.workloads.order_contenders import Dilkit
 
 GRIDS = {"square": (8, 8), "large": (16, 16), "cube": (4, 4, 4), "frame": (6, 10), "video": (3, 5, 4)}
 TINY = OrdersSizes(1, GRIDS, {2: (300, (4, 16)), 3: (300, (3,))}, (16, 16), 64)
@@ -19,34 +15,34 @@ TINY = OrdersSizes(1, GRIDS, {2: (300, (4, 16)), 3: (300, (3,))}, (16, 16), 64)
 class Right(Dilkit):
     name = "hilbertsfc"
 
-    def version(self) -> str | None:
+    def version(self):
         return "1.2"
 
 
 class Rows(Right):
     """A package that is wrong: its codes are row-major indices, so that they come back, but rows are joined by jumps."""
 
-    def permutation(self, ndim: int, bits: int, out: Array) -> Call:
+    def permutation(self, ndim, bits, out):
         return lambda: np.arange(len(out))
 
-    def encoder(self, axes: Array, bits: int) -> Call:
+    def encoder(self, axes, bits):
         return lambda: order_contenders.row_major(axes, bits, np.zeros(len(axes[0]), np.int64))
 
-    def decoder(self, codes: Array, ndim: int, bits: int) -> Call:
+    def decoder(self, codes, ndim, bits):
         return lambda: tuple(np.unravel_index(codes, (1 << bits,) * ndim))
 
 
 class RowsWhereLarge(Rows):
     """A package that is right on small grids alone."""
 
-    def encoder(self, axes: Array, bits: int) -> Call:
+    def encoder(self, axes, bits):
         return super().encoder(axes, bits) if bits > 4 else Dilkit().encoder(axes, bits)
 
-    def decoder(self, codes: Array, ndim: int, bits: int) -> Call:
+    def decoder(self, codes, ndim, bits):
         return super().decoder(codes, ndim, bits) if bits > 4 else Dilkit().decoder(codes, ndim, bits)
 
 
-def run(out: Path, other: Right) -> tuple[int, RowsResult]:
+def run(out, other):
     return small_suites.run("orders", out, sizes=TINY, other=other)
 
 

@@ -18,7 +18,7 @@ from dilkit.tools.bench.suites.ring import REPORT, RingSuite
 from dilkit.tools.bench.workloads import rank_faults, rank_jobs
 from dilkit.tools.measure.ranks_call import RanksCall
 from dilkit.tools.report import registry
-from dilkit.tools.results.rows import Row
+from dilkit.tools.results.rows import ResultRow
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +76,7 @@ class TestSuite:
         def job():
             raise processes.JobError("2 ranks of mpi: the job ended with 1")
 
-        right = Row(table="faults", case=dict(transport="torch"), who="rank 1", values=dict(left_behind=0))
+        right = ResultRow(table="faults", case=dict(transport="torch"), who="rank 1", values=dict(left_behind=0))
         result = registry.read(FOLDER / "ring.json")
         (target,) = (target for target in RingSuite.TARGETS if target.name == "processes left behind")
         for rows, verdict in (

@@ -1,7 +1,6 @@
 """`dilkit bench --suite seeds`."""
 
 import json
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +17,7 @@ from dilkit.tools.bench.suite import SuiteStep
 from dilkit.tools.bench.suites.seeds import REPORT, SETTINGS, SeedsSuite
 from dilkit.tools.measure.ranks_call import RanksCall
 from dilkit.tools.results.file import read_result
-from dilkit.tools.results.rows import Row, RowsResult
+from dilkit.tools.results.rows import ResultRow, RowsResult
 
 CASES = (SETTINGS["original 1 x 512"], SETTINGS["multi-segment"], SETTINGS["implementations 2048"])
 TWO = SETTINGS["ring 2048, 2 ranks"]
@@ -31,7 +30,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(memory, "peak_memory", lambda function, device="cpu": held(function()))
 
 
-def held(found) -> int:
+def held(found):
     """Bytes of all tensors in what a call returns: in place of the peak, which takes long to measure."""
     if isinstance(found, torch.Tensor):
         return found.nbytes
@@ -81,14 +80,14 @@ class Toy(SeedsSuite):
     launcher: str = "threads"
     error: BaseException | None = None
 
-    def steps(self) -> Iterator[SuiteStep]:
+    def steps(self):
         yield from (SuiteStep("cache", f"step {i}", partial(self.measure, i)) for i in range(5))
 
-    def measure(self, number: int) -> list[Row]:
+    def measure(self, number):
         if number == 2 and self.error is not None:
             raise self.error
         case = CASES[0].case() | dict(seq=number)
-        return [Row(table="cache", case=case, who=name, samples=(1.0,)) for name in ("auto", "no cache")]
+        return [ResultRow(table="cache", case=case, who=name, samples=(1.0,)) for name in ("auto", "no cache")]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("out of luck")], ids=["interrupted", "died"])

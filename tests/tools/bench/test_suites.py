@@ -5,7 +5,6 @@ from dataclasses import astuple, replace
 from importlib.util import find_spec
 
 import pytest
-import torch
 from helpers.measuring import reference
 from helpers.result_files import FOLDER, content
 from helpers.small_suites import entries, run
@@ -53,7 +52,10 @@ def test_a_suite_measures_and_judges_everything(name, tmp_path, capsys):
         assert entry.verdict == "measured" or MISSING in entry.reasons[0], entry.reasons
         assert all(check.passed for check in entry.checks)
     assert [figure.name for figure in result.figures] == [target.name for target in suites.suite(name).TARGETS]
-    assert all(figure.values or MISSING in figure.name or "not measurable" in figure.verdict for figure in result.figures)
+    unmeasured = [figure for figure in result.figures if not figure.values and "not measurable" not in figure.verdict]
+    noted = [entry for entry in entries(result) if entry.values.get("memory_note")]  # a system may take memory back meanwhile
+    unexplained = [figure for figure in unmeasured if MISSING not in figure.name and not (noted and "memory" in figure.name)]
+    assert not unexplained
     assert "QUICK" in (tmp_path / "suite.md").read_text()
 
 
@@ -64,7 +66,7 @@ def test_committed_results_are_of_the_sizes_by_default(name):
 
 
 class Forgetful(DilatedCache):
-    def attend(self, query, key, value, **options) -> torch.Tensor:
+    def attend(self, query, key, value, **options):
         return super().attend(query, key, value * 0.5, **options)
 
 
@@ -75,7 +77,7 @@ class Greedy(DilatedCache):
 PUBLISHED = slides.published_embedding
 
 
-def other(*arguments) -> torch.Tensor:
+def other(*arguments):
     return PUBLISHED(*arguments) * 1.001
 
 

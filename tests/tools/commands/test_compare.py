@@ -2,8 +2,6 @@
 
 import json
 import re
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,24 +10,24 @@ from helpers.result_files import COMMITTED, FOLDER, content, write
 from dilkit.tools import cli
 from dilkit.tools.commands import compare
 from dilkit.tools.commands.compare import FASTER, FEW, SAME, SLOWER, YARDSTICK
-from dilkit.tools.results.rows import Row
+from dilkit.tools.results.rows import ResultRow
 
 Samples = list[float]
 
 
-def cpu(**samples: Samples) -> dict[str, Any]:
+def cpu(**samples):
     """A result of the CPU suite with one benchmark case, with these samples of each implementation."""
     found = content("cpu-intel-xeon-avx2")
     row = next(row for row in found["rows"] if row["who"] == "native")
     return found | dict(rows=[row | dict(who=name, samples=taken) for name, taken in samples.items()])
 
 
-def run(tmp_path: Path, old, new, *options: str) -> int:
+def run(tmp_path, old, new, *options):
     paths = [str(write(tmp_path / f"{name}.json", found)) for name, found in (("old", old), ("new", new))]
     return cli.main(["compare", *paths, *options])
 
 
-def noisy(median: float, count: int = 9, spread: float = 0.02) -> Samples:
+def noisy(median, count=9, spread=0.02):
     return [float(x) for x in median * np.linspace(1 - spread, 1 + spread, count)]
 
 
@@ -44,18 +42,24 @@ def test_every_list_of_samples_is_found_once(path):
 
 
 def test_the_largest_changes_come_first_and_two_samples_or_a_yardstick_decide_on_nothing():
-    old = {what: Row(table=what, samples=tuple(noisy(1.0))) for what in ("same", "slow", "fast", "gone")}
+    old = {what: ResultRow(table=what, samples=tuple(noisy(1.0))) for what in ("same", "slow", "fast", "gone")}
     new = {
         "same": old["same"],
-        "slow": Row(table="slow", samples=tuple(noisy(1.5))),
-        "fast": Row(table="fast", samples=tuple(noisy(0.25))),
+        "slow": ResultRow(table="slow", samples=tuple(noisy(1.5))),
+        "fast": ResultRow(table="fast", samples=tuple(noisy(0.25))),
     }
-    new["fresh"] = Row(table="fresh", samples=(1.0,))
+    new["fresh"] = ResultRow(table="fresh", samples=(1.0,))
     found = compare.compare(old, new, 0.05)
     assert [(c["what"], c["verdict"]) for c in found] == [("fast", FASTER), ("slow", SLOWER), ("same", SAME)]
     assert found[1]["ratio"] == pytest.approx(1.5)
-    old = {"two": Row(table="two", samples=(1.0, 1.0)), "matmul": Row(table="", who="matmul", samples=tuple(noisy(1.0)))}
-    new = {"two": Row(table="two", samples=(9.0, 9.0)), "matmul": Row(table="", who="matmul", samples=tuple(noisy(9.0)))}
+    old = {
+        "two": ResultRow(table="two", samples=(1.0, 1.0)),
+        "matmul": ResultRow(table="", who="matmul", samples=tuple(noisy(1.0))),
+    }
+    new = {
+        "two": ResultRow(table="two", samples=(9.0, 9.0)),
+        "matmul": ResultRow(table="", who="matmul", samples=tuple(noisy(9.0))),
+    }
     found = compare.compare(old, new, 0.05)
     assert {c["what"]: c["verdict"] for c in found} == {"two": FEW, "matmul": YARDSTICK}
 

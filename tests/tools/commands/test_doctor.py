@@ -1,8 +1,6 @@
 """`dilkit doctor`."""
 
 import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from helpers.command_line import json_output, output
@@ -18,7 +16,7 @@ from dilkit.tools.commands import doctor
 
 
 @pytest.fixture(autouse=True)
-def clean(tmp_path: Path, monkeypatch) -> Iterator[None]:
+def clean(tmp_path, monkeypatch):
     for variable in VARIABLES:
         monkeypatch.delenv(variable.name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
@@ -42,21 +40,21 @@ def test_nothing_is_wrong_here(capsys, without_ranks):
     assert {name.rpartition(".")[2] for name in doctor.extension_names()} == sources
 
 
-def broken_backend(monkeypatch, folder: Path):
+def broken_backend(monkeypatch, folder):
     broken = Broken("theirs", "their_package:Theirs", "ImportError: no libtheirs.so")
     monkeypatch.setattr(registry, "_declared", registry.backends() | dict(theirs=broken))
 
 
-def variable(name: str, value: str) -> Callable[[pytest.MonkeyPatch, Path], None]:
+def variable(name, value):
     return lambda monkeypatch, folder: monkeypatch.setenv(name, value)
 
 
-def no_folder_of_kernels(monkeypatch, folder: Path):
+def no_folder_of_kernels(monkeypatch, folder):
     (folder / "file").write_text("no folder")
     monkeypatch.setenv(CUDA_CACHE.name, str(folder / "file" / "cuda"))
 
 
-def shared_folder_of_kernels(monkeypatch, folder: Path):
+def shared_folder_of_kernels(monkeypatch, folder):
     if os.name != "posix":
         pytest.skip("modes are those of POSIX")
     (folder / "shared").mkdir()
@@ -64,7 +62,7 @@ def shared_folder_of_kernels(monkeypatch, folder: Path):
     monkeypatch.setenv(CUDA_CACHE.name, str(folder / "shared"))
 
 
-def damaged_orders(monkeypatch, folder: Path):
+def damaged_orders(monkeypatch, folder):
     (folder / "tuned.json").write_text('{"schema": 1, "entries": [{}]}')
     monkeypatch.setenv(TUNED.name, str(folder / "tuned.json"))
 

@@ -21,7 +21,7 @@ HUGE = torch.full((100, 10), 1e39, dtype=torch.float64)
 
 
 @pytest.fixture
-def files(tmp_path: Path, monkeypatch) -> Path:
+def files(tmp_path, monkeypatch):
     monkeypatch.setitem(ARCHITECTURES, "tiny", SlideEncoderConfig(**SMALL, segment_lengths=LENGTHS))
     torch.save({"model": small().state_dict()}, tmp_path / "weights.pth")
     (tmp_path / "slides").mkdir()
@@ -30,12 +30,12 @@ def files(tmp_path: Path, monkeypatch) -> Path:
     return tmp_path
 
 
-def write(path: Path, n: int, **said):
+def write(path, n, **said):
     tiles, coords = slide(n)
     torch.save({"features": tiles[0], "coords": coords[0], **said}, path)
 
 
-def arguments(files: Path, *more: str) -> list[str]:
+def arguments(files, *more):
     at = ["--checkpoint", str(files / "weights.pth"), "--out", str(files / "out"), "--arch", "tiny", "--dtype", "fp64"]
     return ["encode-slide", str(files / "slides"), *at, "--no-global-pool", *more]
 
@@ -77,7 +77,7 @@ def test_what_a_checkpoint_stores_holds(files, capsys):
         assert re.search("contradicts checkpoint .* trained with|was trained on features of 'uni_v2'", capsys.readouterr().err)
 
 
-def embedding(files: Path, name: str) -> torch.Tensor:
+def embedding(files, name):
     return torch.load(files / "out" / f"{name}.pt", weights_only=True)["embedding"]
 
 
@@ -134,7 +134,7 @@ def test_a_command_that_does_not_go_through_leaves_nothing(files, capsys, monkey
 
 
 def test_ranks_of_a_launcher_share_the_slides(files, capsys):
-    """In the place of two processes, two threads; the plan and the outcomes travel as between two."""
+    """In place of two processes, two threads; the plan and the outcomes travel as between two."""
     for name in "cdefgh":
         write(files / "slides" / f"{name}.pt", 7)
     args = parser_of("encode-slide").parse_args(arguments(files, "--json")[1:])

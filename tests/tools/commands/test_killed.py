@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from helpers.result_files import FOLDER
@@ -67,7 +66,7 @@ def test_a_command_that_is_ended_leaves_whole_files_or_none(command, number, tmp
     assert run(240.0)[0] == 0
 
 
-def read(path: Path):
+def read(path):
     if path.name == "tuned.json":
         tuned_file.load(path)
     elif path.suffix == ".json":

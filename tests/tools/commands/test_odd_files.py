@@ -28,7 +28,7 @@ COMMANDS = {
 
 
 @pytest.fixture(params=["endless", "pipe", "absent", "large"])
-def odd(request, tmp_path: Path) -> Path:
+def odd(request, tmp_path):
     path = tmp_path / "odd"
     if request.param == "endless":
         return Path("/dev/zero")

@@ -2,7 +2,6 @@
 
 import argparse
 import re
-from typing import Any
 
 import pytest
 from helpers.command_line import json_output
@@ -34,11 +33,11 @@ CONFIGURATIONS = {
 }
 
 
-def planned(capsys, options: str) -> dict[str, Any]:
+def planned(capsys, options):
     return json_output(capsys, "plan", *options.split())
 
 
-def pattern_in(text: str) -> Pattern:
+def pattern_in(text):
     return eval(text, {"Pattern": Pattern})
 
 

@@ -1,8 +1,6 @@
 """`dilkit tune`."""
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,12 +28,12 @@ PROBLEM = Problem(pattern=Pattern([16, 32], [1, 2]), seq=32, heads=4, head_dim=8
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch, tiny_yardsticks: None):
+def quick(monkeypatch, tiny_yardsticks):
     monkeypatch.setattr(tune, "MIN_TIME", 0.0)
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch) -> Iterator[Path]:
+def file(tmp_path, monkeypatch):
     path = tmp_path / "dilkit" / "tuned.json"
     monkeypatch.delenv(TUNED.name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -46,9 +44,9 @@ def file(tmp_path: Path, monkeypatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def times(monkeypatch) -> dict[str, float]:
+def times(monkeypatch):
     """Set the seconds of each backend in place of measuring; others are refused. Checks are real."""
-    found: dict[str, float] = {}
+    found = {}
     whole = CaseRunner.run
 
     def run(self, problem):
@@ -61,15 +59,15 @@ def times(monkeypatch) -> dict[str, float]:
     return found
 
 
-def run(*arguments: str) -> int:
+def run(*arguments):
     return cli.main(["tune", *SHAPE, *arguments])
 
 
-def report(capsys, *arguments: str, code: int = 0) -> dict[str, Any]:
+def report(capsys, *arguments, code=0):
     return json_output(capsys, "tune", *SHAPE, *arguments, code=code)
 
 
-def names(found: dict[str, Any]) -> list[str]:
+def names(found):
     return [row["backend"] for row in found["order"]]
 
 

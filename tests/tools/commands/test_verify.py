@@ -15,7 +15,7 @@ from dilkit.tools.commands import verify
 
 
 @pytest.fixture
-def few_problems(monkeypatch) -> int:
+def few_problems(monkeypatch):
     among = [case for case in verify.LISTED if case.dtype in ("float32", "float16")]
     few = [case for case in among if case.feature in ("causal", "scale") or case.variant in ("poisoned", "one row")]
     monkeypatch.setattr(verify, "LISTED", few)
@@ -37,7 +37,7 @@ def test_verify_counts_passes_and_shows_worst_errors(capsys, few_problems, monke
     assert list(json_output(capsys, "verify")["backends"]) == ["reference"]
 
 
-def test_verify_exits_with_1_on_any_failure(capsys, few_problems):
+def test_verify_exits_with_1_on_any_failure(capsys, few_problems, monkeypatch):
     with registered(Picky()) as picky:
         report = json_output(capsys, "verify", "--backend", f"reference,{picky}", code=1)
         judged = report["backends"][picky]
@@ -47,6 +47,11 @@ def test_verify_exits_with_1_on_any_failure(capsys, few_problems):
         text = output(capsys, "verify", "--backend", picky, code=1)
         assert "FAIL picky, causal-nested-float16: out: the error is" in text
         assert "NOT every result is right" in text
+        monkeypatch.setattr(verify, "SHOWN", 1)
+        text = output(capsys, "verify", "--backend", picky, code=1)
+        more = f"FAIL {picky}: {len(judged['failures']) - 1} more, which --json lists; all by feature: "
+        assert more in text.replace("\n", " ")
+        assert text.count("FAIL") == 2
 
 
 def test_verify_shows_each_place_that_raises_once(capsys, few_problems):

@@ -1,4 +1,4 @@
-"""What tests of the demos share."""
+"""Fixtures that tests of the demos share."""
 
 from collections.abc import Iterator
 from pathlib import Path

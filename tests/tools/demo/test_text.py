@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,13 +14,12 @@ from dilkit.tools.demo.corpus import Corpus, load_text
 from dilkit.tools.demo.trainer import Trainer, judgements, rows_by_name
 from dilkit.tools.demo.transformer import ByteTransformer, ModelConfig, load_model, sample_bytes, save_model
 from dilkit.tools.report import registry
-from dilkit.tools.results.rows import RowsResult
 
 CONTEXT = 256
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> Path:
+def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
     for i in range(12):
         (folder / f"file{i}.txt").write_text("".join(f"line {j} of file {i}: {i * j}\n" for j in range(40)))
@@ -32,13 +30,13 @@ def corpus(tmp_path_factory) -> Path:
     return folder
 
 
-def train(corpus: Path, out: Path, *more: str) -> int:
+def train(corpus, out, *more):
     steps = ["--context", str(CONTEXT), "--steps", "3", "--threads", "1"]
     return cli.main(["demo", "--text", str(corpus), *steps, "--out", str(out), *more])
 
 
 @pytest.fixture(scope="module")
-def run(corpus: Path, tmp_path_factory) -> tuple[Path, str]:
+def run(corpus, tmp_path_factory):
     out = tmp_path_factory.mktemp("demo") / "new" / "folder"
     with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stdout(io.StringIO()) as printed:
         patched.setattr(text, "SAMPLES", 1)
@@ -47,14 +45,12 @@ def run(corpus: Path, tmp_path_factory) -> tuple[Path, str]:
 
 
 @pytest.fixture
-def trained(run: tuple[Path, str]) -> Path:
+def trained(run):
     return run[0]
 
 
-def read(out: Path) -> RowsResult:
-    result = registry.read(out / "report.json")
-    assert isinstance(result, RowsResult)
-    return result
+def read(out):
+    return registry.read(out / "report.json")
 
 
 def test_all_results_are_written(run, trained):
@@ -95,7 +91,7 @@ def test_interrupted_run_reports_what_there_is(corpus, tmp_path, monkeypatch, ca
             raise KeyboardInterrupt
         return original(*arguments)
 
-    owner: Any = Trainer if when == "training" else text
+    owner = Trainer if when == "training" else text
     name, calls = ("step" if when == "training" else "time_attention"), list[int]()
     original = getattr(owner, name)
     monkeypatch.setattr(owner, name, interrupt)
@@ -138,7 +134,7 @@ def test_what_is_sampled_is_what_computing_every_row_again_gives():
 
 
 class Evil:
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self):
         return (Path.touch, (Path("evil"),))
 
 
@@ -194,7 +190,7 @@ TINY = ModelConfig(context=64, width=16, layers=1, heads=2)
 
 
 @pytest.fixture(scope="module")
-def model_file(tmp_path_factory) -> Path:
+def model_file(tmp_path_factory):
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("model") / "model.pt"
     save_model(ByteTransformer(TINY), path)

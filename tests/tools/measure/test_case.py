@@ -16,7 +16,7 @@ from dilkit.tools.console.text import error_line
 from dilkit.tools.measure import case
 from dilkit.tools.measure.baselines import BASELINES
 from dilkit.tools.measure.case import CaseRunner, _work, check
-from dilkit.tools.results.rows import Row
+from dilkit.tools.results.rows import ResultRow
 
 pytestmark = pytest.mark.usefixtures("tiny_yardsticks")
 IN_FP64 = replace(SMALL, dtype="float64", batch=2)
@@ -112,7 +112,7 @@ def test_a_first_call_that_took_too_long_by_the_clock_of_its_device_is_not_repea
 
 
 def test_figures_follow_from_the_median_and_from_the_flops_that_are_done():
-    row = Row(table="", samples=(1e-3, 2e-3, 3e-3), values=dict(flops=3e9))
+    row = ResultRow(table="", samples=(1e-3, 2e-3, 3e-3), values=dict(flops=3e9))
     assert row.gflops == pytest.approx(1500.0)
     assert BASELINES["dense"].flops(SMALL) == 3.5 * Pattern.dense().flops(64, 4, 8)
     assert reference().flops(SMALL) == 3.5 * SMALL.flops()

@@ -4,18 +4,17 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.cuda_clock import FakeCuda
 
 from dilkit import Pattern, Problem
 from dilkit.comm import run_threads
 from dilkit.tools.measure import ceilings, timing
 from dilkit.tools.measure.rank_times import rank_speed
 from dilkit.tools.measure.timing import time_interleaved
-from dilkit.tools.results.rows import Row
+from dilkit.tools.results.rows import ResultRow
 
 
 def test_rounds_are_interleaved_and_every_sample_is_kept():
-    calls: list[str] = []
+    calls = []
     samples = time_interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, repeats=3, warmup=1)
     assert "".join(calls) == "ab" + "ababab"
     assert [len(s.samples) for s in samples.values()] == [3, 3]
@@ -29,7 +28,7 @@ def test_short_functions_are_called_often_and_a_sample_is_the_time_of_one_call()
 
 
 def test_median_and_quartiles():
-    row = Row(samples=(5.0, 1.0, 2.0, 4.0, 3.0))
+    row = ResultRow(samples=(5.0, 1.0, 2.0, 4.0, 3.0))
     assert (row.median_s, row.quartiles_s) == (3.0, (2.0, 4.0))
 
 
@@ -37,7 +36,7 @@ def test_median_and_quartiles():
 class TestCeilings:
     def test_ceilings_are_amounts_over_medians(self, monkeypatch):
         found = ceilings.Ceilings("float32")
-        rates = found.rates({name: Row(samples=(0.5, 0.25, 1.0)) for name in found.calls})
+        rates = found.rates({name: ResultRow(samples=(0.5, 0.25, 1.0)) for name in found.calls})
         assert rates["matmul"].values == dict(gflops=1e-9 * 2 * 64**3 / 0.5, size=64, dtype="float32")
         assert rates["matmul"].samples == (0.5, 0.25, 1.0)
         monkeypatch.setattr(ceilings, "_MATMUL_BUDGET", 0.0)
@@ -53,7 +52,7 @@ class TestCeilings:
         monkeypatch.setattr(ceilings, "clock_of", lambda device: lambda call, calls: 0.0025 * calls)
         found = ceilings.Ceilings("float32", "cuda")
         assert len(found.calls["ceiling matmul"]()) == 4
-        row = found.rates({name: Row(samples=(0.5,), calls=3) for name in found.calls})["matmul"]
+        row = found.rates({name: ResultRow(samples=(0.5,), calls=3) for name in found.calls})["matmul"]
         assert row.values["gflops"] == pytest.approx(1e-9 * 4 * 2 * 64**3 / 0.5)
         assert (row.samples, row.calls) == ((0.125,), 12)
 
@@ -68,7 +67,7 @@ def test_speeds_measured_between_ranks_are_of_all_ranks():
 
 class TestGraphReplays:
     @staticmethod
-    def doubled(cuda: FakeCuda, kernel: str = "kernel") -> torch.Tensor:
+    def doubled(cuda, kernel="kernel"):
         out = torch.full((3,), 0.5)
         cuda.launch(kernel, lambda: out.fill_(2.0))
         return out
@@ -88,7 +87,7 @@ class TestGraphReplays:
 
     @pytest.mark.parametrize("broken", [False, True])
     def test_a_call_that_cannot_be_captured_raises_and_the_stream_is_the_former_one(self, cuda, broken):
-        def waits() -> torch.Tensor:
+        def waits():
             if cuda.graph is not None:
                 cuda.broken = broken
                 raise RuntimeError("no waiting in a capture")
@@ -100,7 +99,7 @@ class TestGraphReplays:
         assert len(timing._ABANDONED) == broken
 
     def test_a_graph_that_lacks_work_of_the_call_is_refused(self, cuda):
-        def elsewhere() -> torch.Tensor:
+        def elsewhere():
             graph, cuda.graph = cuda.graph, None  # a stream of its own, which is not captured
             out = self.doubled(cuda)
             cuda.graph = graph

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -22,7 +21,7 @@ LINES = Plot(
 )
 
 
-def section(path: Path) -> Section:
+def section(path):
     (found,) = registry.sections_of([path])
     return found
 

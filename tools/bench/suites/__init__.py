@@ -1,7 +1,5 @@
 """The suites of `dilkit bench --suite NAME`, found without importing them; docs/design.md says what a further one takes."""
 
-from __future__ import annotations
-
 import importlib
 
 from dilkit.tools.bench.suite import Suite

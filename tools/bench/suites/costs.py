@@ -1,7 +1,5 @@
 """Counts of what CUDA kernels issue, made by `tests/ptx/costs.py`, and bounds of their times."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -10,7 +8,7 @@ from dilkit.device import Capability
 from dilkit.tools.bench.suites.gpu import CONFIGURATIONS
 from dilkit.tools.report.document import Table
 from dilkit.tools.report.views import Report
-from dilkit.tools.results.rows import Row, RowsResult
+from dilkit.tools.results.rows import ResultRow, RowsResult
 
 SPECIAL = 16
 """Special functions that a multiprocessor does in a clock cycle: NVIDIA, CUDA C++ Programming Guide 13.1, Compute Capabilities
@@ -96,13 +94,13 @@ def bounds(result: RowsResult, problem: Problem, card: Card, name: str) -> list[
 
 
 def nominal(problem: Problem, card: Card, name: str) -> float:
-    """Seconds of the nominal FLOPs at the card's peak: a key is scored once for each branch, gradients take five products."""
+    """Return the seconds of the nominal FLOPs at the card's peak: one score per branch and key, five products in gradients."""
     configuration, head_dim, dtype = problem
     flops = CONFIGURATIONS[configuration].problem(head_dim).flops() * (2.5 if name == "backward" else 1.0)
     return flops / (card.fp32 if dtype == "float32" else card.tensor)
 
 
-def _problem(row: Row) -> Problem:
+def _problem(row: ResultRow) -> Problem:
     return row.case["configuration"], row.case["head_dim"], "float32" if row.case["dtype"] == "float32" else "half"
 
 
@@ -127,7 +125,7 @@ def _passes(result: RowsResult) -> Iterator[Table]:
     yield Table("Milliseconds below which a pass cannot be, and what limits its longest launch", header, tuple(rows))
 
 
-def _apart(row: Row) -> float:
+def _apart(row: ResultRow) -> float:
     """Return the error of the count from a few tiles, as a share of that of all."""
     return float(abs(row.values["from_few"] - row.values["whole"]) / max(row.values["whole"], 1))
 

@@ -1,7 +1,5 @@
 """`dilkit bench --suite cpu`: the CPU kernel beside torch's own, multiply-adds, dense attention and LongNet's procedure."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -31,7 +29,7 @@ from dilkit.tools.measure.baselines import BASELINES
 from dilkit.tools.measure.case import CaseFields, Posed, admit, agreement, checked, compare, in_turns, output_bytes, results_bytes
 from dilkit.tools.measure.implementation import Implementation, backend_implementations
 from dilkit.tools.measure.timing import Call, time_interleaved
-from dilkit.tools.results.rows import Row, rows_of
+from dilkit.tools.results.rows import ResultRow, rows_of
 
 __all__ = ["REPORT", "CpuSizes", "CpuSuite"]
 GATHERED = "AB"
@@ -114,7 +112,7 @@ class CpuSuite(Suite):
             yield self.step(table, facts, beside("dense", problem))
 
     def all_threads(self) -> Iterator[SuiteStep]:
-        """The kernel on A, beside itself in half types, and beside torch's dense attention; its memory."""
+        """Time the kernel on A in all dtypes and beside torch's dense attention; measure its memory."""
         problem = self.problem("A")
         dim = problem.head_dim
         for names, backward in (("float32", "bfloat16", "float16"), False), (("float32", "bfloat16"), True):
@@ -125,10 +123,10 @@ class CpuSuite(Suite):
         yield self.step("dense", facts, beside("dense", problem), one_thread=False)
         yield SuiteStep("memory", "A: memory", self.memory)
 
-    def memory(self) -> list[Row]:
+    def memory(self) -> list[ResultRow]:
         problem = self.problem("A")
         values = _held("scratch_bytes", problem, -results_bytes(problem))
-        return [Row(table="memory", case=dict(what="A", head_dim=problem.head_dim), who=OURS, values=values)]
+        return [ResultRow(table="memory", case=dict(what="A", head_dim=problem.head_dim), who=OURS, values=values)]
 
     def configuration(self, letter: str, causal: bool, backward: bool) -> SuiteStep:
         problem = self.problem(letter, is_causal=causal, requires_grad=backward)
@@ -147,7 +145,7 @@ class CpuSuite(Suite):
         facts = dict(what=f"neighborhoods of {sides} on {grid}, with a mask", sides=sides, grid=grid)
         return self.step("masks", facts, {OURS: (NATIVE, problem), MASKED: (ways.MASKED, problem)}, weight=4)
 
-    def million(self) -> list[Row]:
+    def million(self) -> list[ResultRow]:
         """Forward passes in turns with A's, and the bytes of inputs, results and scratch of one."""
         problem = self.problem("million")
         posed = {OURS: (NATIVE, problem), "A": (NATIVE, self.problem("A"))}
@@ -155,7 +153,7 @@ class CpuSuite(Suite):
         values = _held("held_bytes", problem, 3 * output_bytes(problem))
         return [replace(row, values=row.values | values) if row.who == OURS and row.samples else row for row in rows]
 
-    def encoder(self) -> list[Row]:
+    def encoder(self) -> list[ResultRow]:
         model, tiles = self.sizes.model, self.sizes.tiles // self.divisor
         facts = dict(what=f"{tiles:,} tiles, {model.depth} layers, bf16, backward, all threads", tiles=tiles)
         return rows_of("encoder", facts, encoder(model, self.sizes.tiles, self.divisor, min(self.repeats, 2)))
@@ -163,13 +161,13 @@ class CpuSuite(Suite):
     def step(self, table: str, facts: Mapping[str, Any], posed: Posed, weight: float = 1.0, **options: Any) -> SuiteStep:
         return SuiteStep(table, f"{table}, {facts['what']}", partial(self.compare, table, facts, posed, **options), weight)
 
-    def compare(self, table: str, facts: Mapping[str, Any], posed: Posed, one_thread: bool = True) -> list[Row]:
+    def compare(self, table: str, facts: Mapping[str, Any], posed: Posed, one_thread: bool = True) -> list[ResultRow]:
         """Check, then time in turns, beside multiply-adds on as many threads."""
 
-        def admitted(one: Implementation, problem: Problem, inputs: Tensors) -> Row:
+        def admitted(one: Implementation, problem: Problem, inputs: Tensors) -> ResultRow:
             return admit(one, problem, inputs, self.budget, lambda: one.flops(problem) / RATE / torch.get_num_threads())
 
-        def timer(calls: Mapping[str, Call]) -> dict[str, Row]:
+        def timer(calls: Mapping[str, Call]) -> dict[str, ResultRow]:
             """Short calls are repeated within a sample and give more of them, long ones give three."""
             flops = max(
                 one.flops(replace(problem, pattern=DENSE) if one.quadratic else problem) for one, problem in posed.values()
@@ -189,7 +187,7 @@ def beside(other: str, problem: Problem) -> dict[str, tuple[Implementation, Prob
 
 
 def _held(name: str, problem: Problem, beside: int) -> dict[str, Any]:
-    """The peak bytes of a forward pass and those `beside`, under this name; or the reason why they are unknown."""
+    """Return the peak bytes of a forward pass plus `beside`, under this name, or why they are unknown."""
     call = partial(NATIVE.once, Tensors.random(problem), problem)
     call()
     try:
@@ -199,7 +197,7 @@ def _held(name: str, problem: Problem, beside: int) -> dict[str, Any]:
 
 
 def smaller(cells: Neighborhood, divisor: int) -> Neighborhood:
-    """Neighborhoods on a grid of about so many times fewer cells, in which there is room for one."""
+    """Return the neighborhoods on a grid of about so many times fewer cells, which still has room for one."""
     part = round(divisor ** (1 / len(cells.shape)))
     least = [kernel * dilation for kernel, dilation in zip(cells.kernel_size, cells.dilation, strict=True)]
     return replace(cells, shape=tuple(max(size // part, room) for size, room in zip(cells.shape, least, strict=True)))

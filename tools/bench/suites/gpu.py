@@ -1,7 +1,5 @@
 """`dilkit bench --suite gpu`: the CUDA kernels beside each of torch's own, and a matmul."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -30,7 +28,7 @@ from dilkit.tools.measure.timing import Call, captured, clock_of, cold_cuda_seco
 from dilkit.tools.report import views
 from dilkit.tools.report.document import Table
 from dilkit.tools.report.targets import suite_sentence
-from dilkit.tools.results.rows import CaseRows, Entries, Row, RowsResult, row_of, rows_of
+from dilkit.tools.results.rows import CaseRows, Entries, ResultRow, RowsResult, row_of, rows_of
 
 CONFIGURATIONS = {
     "A": Configuration(131072, (2048, 4096, 8192, 16384, 32768), (1, 2, 4, 8, 16)),
@@ -112,8 +110,8 @@ OVER_OURS = views.over(OURS[0], "time / cupy_raw's")
 BEYOND = views.value("scratch_bytes", "beyond out and lse", "bytes")
 SPEED_UPS = "Speed-up of cupy_raw over {who}, with 95% intervals"
 SENTENCES = {
-    TARGETS[4].name: "in fp32 torch's memory-efficient kernel takes at least {} as long as the CUDA kernels",
-    TARGETS[6].name: "in bf16 torch's fastest {}",
+    TARGETS[4].name: "in fp32, worst of A to C, torch's memory-efficient kernel takes {} the time of dilkit's CUDA kernels",
+    TARGETS[6].name: "on A in bf16, torch's fastest kernel takes {} of it",
 }
 ONE_BY_ONE = "calls one by one, launches included"
 """The times of results from before graph replays, whose facts lack `timed`."""
@@ -126,15 +124,15 @@ COLD = (
 def _times(result: RowsResult) -> Iterator[Table]:
     timed = result.facts.get("timed", ONE_BY_ONE)
     columns = *FIRST, views.OF_MATMUL, OVER_OURS
-    yield views.TableView(f"{timed[0].upper()}{timed[1:]}", FORMS, columns, COLD * (timed == ONE_BY_ONE)).made(result)
+    yield views.ResultTable(f"{timed[0].upper()}{timed[1:]}", FORMS, columns, COLD * (timed == ONE_BY_ONE)).made(result)
 
 
 REPORT = views.Report(
     place="{device_name}, capability {capability}, CUDA {cuda}",
     tables=(
         _times,
-        views.TableView("With launches: calls in a row", (LAUNCHES, EAGER), (*FIRST, OVER_OURS)),
-        views.TableView("Memory of a forward pass", "memory", (WHAT, views.WHO, BEYOND), timed=False),
+        views.ResultTable("With launches: calls in a row", (LAUNCHES, EAGER), (*FIRST, OVER_OURS)),
+        views.ResultTable("Memory of a forward pass", "memory", (WHAT, views.WHO, BEYOND), timed=False),
     ),
     plots=(views.PlotView(SPEED_UPS, FORMS, "{what}", views.faster(OURS[0]), (views.NAMES, views.TIMES), mark=1.0),),
     summary=lambda result: suite_sentence(
@@ -205,19 +203,19 @@ class GpuSuite(Suite):
     def problem(self, name: str, dim: int, **fields: Any) -> Problem:
         return CONFIGURATIONS[name].problem(dim, self.divisor, device=probe(self.device), **fields)
 
-    def configuration(self, letter: str, dtype: str, dim: int, causal: bool, backward: bool) -> list[Row]:
+    def configuration(self, letter: str, dtype: str, dim: int, causal: bool, backward: bool) -> list[ResultRow]:
         problem = self.problem(letter, dim, dtype=dtype, is_causal=causal, requires_grad=backward)
         what = f"{letter}, {SHORT[dtype]}, d={dim}{', causal' * causal}{', backward' * backward}"
         facts = dict(what=what, of=letter, dtype=dtype, head_dim=dim, causal=causal, backward=backward)
         return self.compare(FORMS, facts, problem)
 
-    def launch_bound(self) -> list[Row]:
+    def launch_bound(self) -> list[ResultRow]:
         """Measure a forward pass too short to fill the device, many in a row: launches are what takes the time."""
         problem = replace(self.problem("B", 64), seq=LAUNCH_BOUND // self.divisor)
         what = f"B, {problem.seq:,} tokens, fp32, d=64, launches too"
         return self.compare(LAUNCHES, dict(what=what, seq=problem.seq), problem)
 
-    def compare(self, table: str, facts: Mapping[str, Any], problem: Problem) -> list[Row]:
+    def compare(self, table: str, facts: Mapping[str, Any], problem: Problem) -> list[ResultRow]:
         """Check, then time: in `FORMS` GPU time, then with launches what is short or cannot be captured."""
         inputs, share, entries = Tensors.random(problem), BACKWARD_SHARE if problem.requires_grad else 1.0, Entries()
         for one in self.implementations():
@@ -271,7 +269,7 @@ class GpuSuite(Suite):
         held.clear()
         return timed
 
-    def memory(self, dtype: str) -> list[Row]:
+    def memory(self, dtype: str) -> list[ResultRow]:
         problem = self.problem("A", 64, dtype=dtype)
         inputs, facts = Tensors.random(problem), dict(what=f"A, {dtype}, head_dim 64", dtype=dtype)
         rows = []
@@ -279,7 +277,7 @@ class GpuSuite(Suite):
             call = partial(one.once, inputs, problem)
             try:
                 call()
-                row = Row(values=dict(scratch_bytes=memory.peak_memory(call, self.device) - results_bytes(problem)))
+                row = ResultRow(values=dict(scratch_bytes=memory.peak_memory(call, self.device) - results_bytes(problem)))
             except Exception as error:  # out of memory, or no way to measure it here: the others go on
                 row = failed(error)
             rows.append(row_of("memory", facts, one.name, row))

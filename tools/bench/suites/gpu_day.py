@@ -1,7 +1,5 @@
 """The results of `pytest -m gpu --gpu-day FILE`: a row for each test, and what tests noted."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -11,7 +9,7 @@ from dilkit.tools.console.text import in_seconds
 from dilkit.tools.report.document import Table
 from dilkit.tools.report.headline import placed
 from dilkit.tools.report.views import Report
-from dilkit.tools.results.rows import Row, RowsResult
+from dilkit.tools.results.rows import ResultRow, RowsResult
 
 CORRECTNESS, SPEED, PREFERENCES = "Is it right", "How fast", "Which rows of the preference table are wrong"
 STEPS = (CORRECTNESS, SPEED, PREFERENCES)
@@ -20,7 +18,7 @@ NOTED = "noted"
 """The table of what steps noted."""
 
 
-def _steps(result: RowsResult, verdict: str = "") -> list[Row]:
+def _steps(result: RowsResult, verdict: str = "") -> list[ResultRow]:
     """Return the steps that have ended, or those with this verdict."""
     return [row for row in result.rows if row.table in STEPS and verdict in ("", row.verdict)]
 
@@ -47,7 +45,7 @@ def _function(name: str) -> str:
 
 
 def _ended(result: RowsResult) -> Iterator[Table]:
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[ResultRow]] = {}
     for row in _steps(result):
         groups.setdefault(row.values.get("what", _function(row.case["name"])), []).append(row)
     rows = []

@@ -1,7 +1,5 @@
 """`dilkit bench --suite hosts`: attention over hosts on one machine, whose links are shaped, beside other schemes."""
 
-from __future__ import annotations
-
 import contextlib
 import statistics
 import time
@@ -9,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dilkit.comm import Comm
 from dilkit.comm.collectives import gather_values
 from dilkit.comm.launch.processes import mpi_version
 from dilkit.comm.launch.task import ended, run
@@ -30,11 +29,8 @@ from dilkit.tools.bench.workloads.sequence_parallel import PEERS
 from dilkit.tools.console.text import in_bytes
 from dilkit.tools.measure.rank_times import rank_speed, time_in_turns
 from dilkit.tools.measure.ranks_call import RanksCall, judged
-from dilkit.tools.report.views import QUARTILES, TIME, WHO, Column, PlotView, Report, TableView, fact, over
-from dilkit.tools.results.rows import CaseRows, Row, RowsResult, row_of
-
-if TYPE_CHECKING:
-    from dilkit.comm import Comm
+from dilkit.tools.report.views import QUARTILES, TIME, WHO, Column, PlotView, Report, ResultTable, fact, over
+from dilkit.tools.results.rows import CaseRows, ResultRow, RowsResult, row_of
 
 LIMIT, FAULT_LIMIT, TIMEOUT = 900.0, 60.0, 5.0
 """Seconds that a job may take, and one with a fault, and that ranks wait for one at fault."""
@@ -54,7 +50,7 @@ CHECKED = Problem(
 """The problem on which every way is checked: five branches too, of which two are longer than a shard."""
 
 
-def _wire_ratio(row: Row) -> float:
+def _wire_ratio(row: ResultRow) -> float:
     return float(sum(row.values["wire_bytes"]) / sum(row.values["planned_bytes"]))
 
 
@@ -108,7 +104,7 @@ COLUMNS = (
 )
 REPORT = Report(
     place="{device_name}, {cores} cores for all hosts; mpirun: {mpi}",
-    tables=(TableView("{hosts} hosts, {link}", "links", COLUMNS, "{problem}"), FAULT_TABLE),
+    tables=(ResultTable("{hosts} hosts, {link}", "links", COLUMNS, "{problem}"), FAULT_TABLE),
     plots=(PlotView("Forward and backward: {link}", "links", "{who}"),),
     sentences={
         TARGETS[0].name: "over slow links a ring of all keys and values takes {} as long as dilkit",
@@ -171,14 +167,14 @@ class HostsSuite(Suite):
             repeats=1 if self.quick else self.repeats, case=case,
         )  # fmt: skip
 
-        def job() -> list[Row]:
+        def job() -> list[ResultRow]:
             (net,) = self.net
             net.shape(gbit)
             return run(launcher, net.size, task, limit=LIMIT, start=net.start)
 
         return job_step("links", link, job)
 
-    def fault(self, kind: str, launcher: str) -> list[Row]:
+    def fault(self, kind: str, launcher: str) -> list[ResultRow]:
         """Return the seconds until the others know of a host that is cut off, or of a frozen rank; and what they say."""
         (net,) = self.net
         net.shape(GBITS[1])
@@ -197,7 +193,7 @@ def compare(
     peers: Sequence[str],
     repeats: int,
     case: Mapping[str, Any],
-) -> list[Row]:
+) -> list[ResultRow]:
     """Check every way, count its bytes, and time all in turns; every rank does."""
     calls: dict[str, RanksCall] = {name: RanksCall(comm, problem, name) for name in schedules}
     calls |= {name: PEERS[name](comm, problem) for name in peers}

@@ -3,8 +3,6 @@
 Where a row has `points`, its samples are seconds for a million points.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,8 +26,8 @@ from dilkit.tools.bench.workloads.order_contenders import Array, Contender, Dilk
 from dilkit.tools.report.document import Axis
 from dilkit.tools.report.points import sampled
 from dilkit.tools.report.targets import number
-from dilkit.tools.report.views import NAMES, SAMPLES, TIME, WHO, Column, PlotView, Report, TableView, fact
-from dilkit.tools.results.rows import CaseRows, Row
+from dilkit.tools.report.views import NAMES, SAMPLES, TIME, WHO, Column, PlotView, Report, ResultTable, fact
+from dilkit.tools.results.rows import CaseRows, ResultRow
 
 OURS, OTHER = Dilkit.name, HilbertSFC.name
 COMPARED = ("permutation", "rank", "encode", "decode", "sort")
@@ -104,9 +102,9 @@ REPORT = Report(
     place="{device_name}, one thread, encode and decode with {isa}",
     packages="Python {python}, numpy {numpy}",
     tables=(
-        TableView("All times", COMPARED, (fact("what"), WHO, NS, QUARTILES, SAMPLES, fact("points", template="{:,}"), RATIO)),
-        TableView("Calls of order, from the cache", "order", (fact("size", "grid"), TIME), who=(WARM,)),
-        TableView("Distance to the nearest kept key", "locality", KEPT, timed=False),
+        ResultTable("All times", COMPARED, (fact("what"), WHO, NS, QUARTILES, SAMPLES, fact("points", template="{:,}"), RATIO)),
+        ResultTable("Calls of order, from the cache", "order", (fact("size", "grid"), TIME), who=(WARM,)),
+        ResultTable("Distance to the nearest kept key", "locality", KEPT, timed=False),
     ),
     plots=(
         PlotView(
@@ -165,13 +163,13 @@ class OrdersSuite(Suite):
         with torch_threads(1):
             yield dict(packages=[dict(name=OTHER, version=version, absent=absent)], isa=instruction_set())
 
-    def permutation(self, name: str) -> list[Row]:
-        """The whole curve through a grid, into an array written to before."""
+    def permutation(self, name: str) -> list[ResultRow]:
+        """Time the whole curve through a grid, written into an existing array."""
         shape, case = self._grid(name)
         case |= dict(what=f"permutation, {case['size']}, int32", dtype="int32")
         return self._compared("permutation", case, prod(shape), contenders.permutation(shape, self._present))
 
-    def points(self, what: str, ndim: int, bits: int) -> list[Row]:
+    def points(self, what: str, ndim: int, bits: int) -> list[ResultRow]:
         count = self.sizes.points[ndim][0] // self.divisor**2
         if what == "decode":
             compared = contenders.decode(_random(count, 1, ndim * bits)[0], ndim, bits, self._present)
@@ -180,19 +178,21 @@ class OrdersSuite(Suite):
         case = dict(what=f"{what}, {ndim}-D, {bits} bits", size=f"{bits} bits", axes=ndim)
         return self._compared(what, case, count, compared)
 
-    def order(self, name: str) -> list[Row]:
+    def order(self, name: str) -> list[ResultRow]:
         shape, case = self._grid(name)
         perm, rank = order(shape).perm, order(shape).rank
         findings = contenders.visits(perm, shape) | contenders.same("rank[perm[i]] is i", rank[perm], np.arange(len(perm)))
         warm = Contender(lambda: partial(order, shape), lambda result: findings)
         return self._compared("order", case, 0, {WARM: warm})
 
-    def locality(self) -> list[Row]:
+    def locality(self) -> list[ResultRow]:
         rows, shape, segment = [], self.sizes.near, self.sizes.near_segment
         for curve in CURVES:
             for near in locality_report(order(shape, curve), segment, RATES).kept:
                 case = dict(size=_size(shape), segment_length=segment, every=near.rate)
-                rows.append(Row(table="locality", case=case, who=curve, values=dict(mean=near.mean or 0.0, max=near.max or 0.0)))
+                rows.append(
+                    ResultRow(table="locality", case=case, who=curve, values=dict(mean=near.mean or 0.0, max=near.max or 0.0))
+                )
         return rows
 
     @property
@@ -200,11 +200,11 @@ class OrdersSuite(Suite):
         return [self.other] if self.other.version() else []
 
     def _grid(self, name: str) -> tuple[tuple[int, ...], dict[str, Any]]:
-        """The shape of a grid, and its sides in words and its name, as facts of a case."""
+        """Return the shape of a grid, and the facts of a case that name it: its sides in words and its name."""
         shape = tuple(max(2, side // self.divisor) for side in self.sizes.grids[name])
         return shape, dict(size=_size(shape), grid=name)
 
-    def _compared(self, table: str, case: dict[str, Any], points: int, compared: contenders.Contenders) -> list[Row]:
+    def _compared(self, table: str, case: dict[str, Any], points: int, compared: contenders.Contenders) -> list[ResultRow]:
         min_time = 0.0 if self.quick else 0.02
         return contenders.compare(table, case, points, compared, repeats=self.repeats, min_time=min_time)
 

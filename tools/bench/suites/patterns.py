@@ -1,7 +1,5 @@
 """`dilkit bench --suite patterns`: windows, global tokens and block lists on a CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -151,5 +149,5 @@ class PatternsSuite(Suite):
         yield ways.step("lengths", "a long sequence", "window and global tokens", posed, long, 8)
 
     def problem(self, pattern: Pattern, seq: int, heads: int = 0, **fields: Any) -> Problem:
-        """A problem of so many tokens and heads; 0 stands for the default."""
+        """Make a problem of so many tokens and heads; 0 stands for the default."""
         return Problem(pattern=pattern, seq=seq, heads=heads or self.sizes.heads, head_dim=self.sizes.head_dim, **fields)

@@ -1,7 +1,5 @@
 """`dilkit bench --suite preferences`: the backend that the preference table picks, beside all that are able."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -20,7 +18,7 @@ from dilkit.tools.measure.case import CaseRunner
 from dilkit.tools.measure.implementation import backend_implementations
 from dilkit.tools.report.document import Table
 from dilkit.tools.report.views import Report
-from dilkit.tools.results.rows import CaseRows, Row, RowsResult, rows_of
+from dilkit.tools.results.rows import CaseRows, ResultRow, RowsResult, rows_of
 
 FIVE, RATES = (2048, 4096, 8192, 16384, 32768), (1, 2, 4, 8, 16)
 LAYERS = (
@@ -38,12 +36,12 @@ PARTS = 8
 """Every eighth problem is measured first, then the next ones: a run that ends early has seen every pattern."""
 DTYPES, HEAD_DIMS, FLAGS = ("bfloat16", "float32"), (64, 128), (False, True)
 LEFT_OUT = {"float32": ("triton",)}
-"""By dtype, what is much slower than others: on an H200, exact products of fp32 took Triton about ten times as long."""
+"""Backends by dtype that are much slower than others: on an H200, exact products of fp32 took Triton about ten times as long."""
 NEVER = ("numba_cuda", "reference", "flex")
-"""Compiled for minutes, or for each problem anew; slower than all others."""
+"""Compiled for minutes, or for each problem again; slower than all others."""
 PICK = "automatic"
 WRONG_FROM = 1.15
-"""How many times as long as the fastest the picked backend may take before a row of the preference table is wrong."""
+"""Time of the picked backend over that of the fastest from which a row of the preference table counts as wrong."""
 
 
 def ratio(case: CaseRows) -> float | None:
@@ -126,7 +124,7 @@ class PreferencesSuite(Suite):
         for i in range(PARTS):
             yield from (SuiteStep("sweep", str(problem), partial(self.sweep, problem)) for problem in problems[i::PARTS])
 
-    def sweep(self, problem: Problem) -> list[Row]:
+    def sweep(self, problem: Problem) -> list[ResultRow]:
         """Check and time every backend that is able, beside what the preference table picks, whatever `dilkit tune` says."""
         known = {name: backend for name, backend in registry.backends().items() if isinstance(backend, Backend)}
         names = self.backend or [name for name in known if name not in NEVER]
@@ -136,4 +134,4 @@ class PreferencesSuite(Suite):
         values = dict(picked=choice or "", row=row.where if row else "no row", shape=asdict(tuned.shape_of(problem)))
         case = dict(problem=str(problem))
         measured = rows_of("sweep", case, dict(entries=runner.run(problem)["entries"]))
-        return [Row(table="sweep", case=case, who=PICK, values=values), *measured]
+        return [ResultRow(table="sweep", case=case, who=PICK, values=values), *measured]

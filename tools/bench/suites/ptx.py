@@ -1,7 +1,5 @@
 """Trials and faults of the kernels' PTX, written by `tests/ptx/run.py` and `tests/ptx/mutations.py`."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import re
@@ -12,7 +10,7 @@ from pathlib import Path
 import dilkit.backends
 from dilkit.tools.report.document import Table
 from dilkit.tools.report.views import Report
-from dilkit.tools.results.rows import Row, RowsResult
+from dilkit.tools.results.rows import ResultRow, RowsResult
 
 TRIALS, FAULTS = "trials", "faults"
 """Tables of rows, of which `who` is a backend. Values: `source`, a digest of its kernels; `date` of the last run; CPU `seconds`.
@@ -21,23 +19,24 @@ A row of trials is of one list for one kind of GPU, `rounded` as tensor cores ar
 the names of cases that `passed`, were `refused`, or are `wrong`, each with its reason. A row of faults is of a kernel: how many
 were `caught`, or are `explained` as none; the names of those that live, `lives`; `machine`, a digest of the emulator and trials.
 """
-BACKENDS = ("cupy_raw", "triton", "numba_cuda")
+BACKENDS = ("cupy_raw", "hopper", "triton", "numba_cuda")
+"""`hopper`: the kernels of `cupy_raw` that no other GPU has."""
 
 
-def current(row: Row) -> bool:
+def current(row: ResultRow) -> bool:
     """True if it is of the kernels as they are."""
     return bool(row.values["source"] == digest(row.who))
 
 
-def ended(row: Row) -> int:
+def ended(row: ResultRow) -> int:
     return len(row.values["passed"]) + len(row.values["wrong"])
 
 
-def _rows(result: RowsResult, table: str) -> list[Row]:
+def _rows(result: RowsResult, table: str) -> list[ResultRow]:
     return [row for row in result.rows if row.table == table]
 
 
-def _run_of_all(rows: Iterable[Row]) -> str:
+def _run_of_all(rows: Iterable[ResultRow]) -> str:
     rows = list(rows)
     return f"{sum(map(ended, filter(current, rows))):,} of {sum(row.values['trials'] for row in rows):,}" * bool(rows)
 
@@ -47,7 +46,9 @@ def _summary(result: RowsResult) -> str:
     for backend in BACKENDS:
         rows = [row for row in trials if row.who == backend]
         kinds = len({row.case["architecture"] for row in rows if current(row) and ended(row)})
-        counts.append(f"{_run_of_all(rows) or '0 of 0'} trials of {backend}" + f" for {kinds} kinds of GPU" * bool(kinds))
+        counts.append(
+            f"{_run_of_all(rows) or '0 of 0'} trials of {backend}" + f" for {kinds} kind{'s' * (kinds > 1)} of GPU" * bool(kinds)
+        )
     wrong = sum(len(row.values["wrong"]) for row in trials if current(row))
     executed = (
         f"The PTX of today's kernels was executed on a CPU, instruction by instruction: {', '.join(counts[:-1])} and "
@@ -64,7 +65,7 @@ def _summary(result: RowsResult) -> str:
 
 
 def _tables(result: RowsResult) -> Iterator[Table]:
-    groups: dict[tuple[int, int], list[Row]] = {}
+    groups: dict[tuple[int, int], list[ResultRow]] = {}
     for row in _rows(result, TRIALS):
         groups.setdefault((BACKENDS.index(row.who), int(row.case["architecture"].removeprefix("sm_"))), []).append(row)
     rows = []
@@ -81,8 +82,10 @@ REPORT = Report(summary=_summary, summary_first=True, place="{device_name}, thre
 
 
 FOLDER = Path(dilkit.backends.__path__[0])
+HOPPER_INCLUDES = "intrinsics", "dilated", "scores", "stored"
 SOURCES = {
-    "cupy_raw": ("cuda/kernels/*.cu*", "cuda/table.py", "cuda/scores.py", "cuda/steps.py"),
+    "cupy_raw": ("cuda/kernels/[!h]*.cu*", "cuda/table.py", "cuda/scores.py", "cuda/steps.py"),
+    "hopper": ("cuda/kernels/hopper*.cu*", "cuda/hopper.py", *(f"cuda/kernels/{x}.cuh" for x in HOPPER_INCLUDES)),
     "triton": ("triton/*.py",),
     "numba_cuda": ("numba/*.py",),
 }

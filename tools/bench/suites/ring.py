@@ -1,14 +1,13 @@
 """`dilkit bench --suite ring`: attention over ranks. Jobs of several processes are started from here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dilkit.comm import Comm
 from dilkit.comm.launch.processes import mpi_version, transports
 from dilkit.comm.launch.task import ended, run
 from dilkit.problem import DTYPE_BYTES, Problem
@@ -22,11 +21,8 @@ from dilkit.tools.bench.workloads.rank_jobs import FAILED, SCHEDULES, job_step
 from dilkit.tools.console.text import in_seconds
 from dilkit.tools.measure.ranks_call import RanksCall, judged, plan_of
 from dilkit.tools.report.document import Axis
-from dilkit.tools.report.views import PlotView, Report, TableView, fact, stored, value
-from dilkit.tools.results.rows import Row, RowsResult, row_of
-
-if TYPE_CHECKING:
-    from dilkit.comm import Comm
+from dilkit.tools.report.views import PlotView, Report, ResultTable, fact, stored, value
+from dilkit.tools.results.rows import ResultRow, RowsResult, row_of
 
 HEAD_DIM = 64
 QUARTER, NOTHING_KEPT, FIXED = "a quarter of the million", "A, nothing kept", "fixed n/p"
@@ -102,7 +98,7 @@ def _notes(result: RowsResult) -> Iterator[str]:
 REPORT = Report(
     place="{device_name}, {cores} cores; ranks: {started}",
     tables=(
-        TableView(
+        ResultTable(
             "Memory per rank, forward and backward", ("memory", "growth"),
             (
                 *(fact("config", "configuration"), fact("tokens", template="{:,}"), fact("ranks", "p")),
@@ -110,7 +106,7 @@ REPORT = Report(
             ),
             timed=False,
         ),
-        TableView(
+        ResultTable(
             "Forward bytes of the busiest rank: one million tokens, bf16", "volumes",
             (fact("ranks", "p"), value("planned_bytes", "bytes", "bytes")), timed=False, spread="{who}",
         ),
@@ -173,7 +169,7 @@ class RingSuite(Suite):
             yield job_step("growth", f"{FIXED}, p={ranks}", partial(self.memory, "growth", FIXED, problem, ranks))
         yield job_step("race", "four ranks beside one", self.race)
 
-    def volumes(self) -> list[Row]:
+    def volumes(self) -> list[ResultRow]:
         """Return forward bytes of the busiest rank by the plan, for each schedule and number of ranks; beside a full ring."""
         problem, rows = self.problem("million", dtype="bfloat16"), []
         row_bytes = problem.heads * problem.head_dim * DTYPE_BYTES[problem.dtype]
@@ -182,31 +178,31 @@ class RingSuite(Suite):
             sent = {name: int(plan_of(problem, ranks, name).all_bytes("forward", **sizes).max()) for name in SCHEDULES}
             sent[FULL_RING] = (ranks - 1) * 2 * (problem.seq // ranks) * row_bytes
             case = dict(tokens=problem.seq, ranks=ranks)
-            rows += [Row(table="volumes", case=case, who=who, values=dict(planned_bytes=x)) for who, x in sent.items()]
+            rows += [ResultRow(table="volumes", case=case, who=who, values=dict(planned_bytes=x)) for who, x in sent.items()]
         return rows
 
-    def fault(self, transport: str, kind: str) -> list[Row]:
+    def fault(self, transport: str, kind: str) -> list[ResultRow]:
         timeout = 0.5 if self.quick else 2.0
         job = ended(transport, FAULT_RANKS, partial(fail, kind=kind, seconds=timeout), limit=60.0)
         return [fault_row(kind, transport, timeout, job)]
 
-    def memory(self, table: str, config: str, problem: Problem, ranks: int, keep: str = "rows") -> list[Row]:
+    def memory(self, table: str, config: str, problem: Problem, ranks: int, keep: str = "rows") -> list[ResultRow]:
         """Return the peak memory of a rank, forward and backward, inputs counted; each rank a fresh process."""
         threads, task = self.threads(ranks), partial(rank_jobs.memory, problem=problem, keep=keep)
         peak = run(self.processes[0], ranks, task, threads=threads, limit=600.0)
         case, values = dict(config=config, tokens=problem.seq), dict(ranks=ranks, threads=threads) | peak
-        return [Row(table=table, case=case, who=f"p={ranks}", values=values)]
+        return [ResultRow(table=table, case=case, who=f"p={ranks}", values=values)]
 
-    def race(self) -> list[Row]:
+    def race(self) -> list[ResultRow]:
         kind, ranks, problem = self.processes[0], 2 if self.quick else 4, self.problem("A", requires_grad=True)
         case = dict(tokens=problem.seq, ranks=ranks, transport=kind)
         options: dict[str, Any] = dict(one_rank_threads=self.threads(1), repeats=self.repeats, case=case)
         return run(kind, ranks, partial(rank_jobs.race, problem=problem, **options), limit=600.0)
 
-    def million(self) -> list[Row]:
+    def million(self) -> list[ResultRow]:
         problem, ranks = self.problem("million", dtype="bfloat16"), 8
 
-        def counted(comm: Comm) -> list[Row]:
+        def counted(comm: Comm) -> list[ResultRow]:
             call = RanksCall(comm, problem)
             bytes_sent = call.count(call.shard())
             return [row_of("million", dict(tokens=problem.seq, ranks=ranks), "auto", judged((), bytes_sent), **bytes_sent)]

@@ -1,7 +1,5 @@
 """`dilkit bench --suite scores`: biases by position and softcaps, fp32, on a CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """`dilkit bench --suite seeds`: every figure that older implementations published (seeds.json), measured again."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics
@@ -9,11 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dilkit.comm import Comm
 from dilkit.comm.launch.processes import transports
 from dilkit.comm.launch.task import run
 from dilkit.nn import DilatedAttention, MultiheadDilatedAttention
@@ -32,17 +31,14 @@ from dilkit.tools.report import views
 from dilkit.tools.report.document import Document, Table
 from dilkit.tools.report.headline import placed
 from dilkit.tools.results.decode import decode
-from dilkit.tools.results.rows import Row, RowsResult, row_of, rows_of
-
-if TYPE_CHECKING:
-    from dilkit.comm import Comm
+from dilkit.tools.results.rows import ResultRow, RowsResult, row_of, rows_of
 
 CARD, PASS, MISSING, KIB, MIB = "GTX 1080", {"pass": "forward"}, "not measured", 2**10, 2**20
 """The hardware of all published figures (sm_61, 8 GB), and what the documents measured."""
 HEAD_DIM, RANKS, MOST_CORES = 64, (1, 2), 4
 LONG_CALL = 1e11
 """FLOPs of a call with fewer samples."""
-MEASURES: dict[str, Callable[[Row, Row], float]] = {
+MEASURES: dict[str, Callable[[ResultRow, ResultRow], float]] = {
     "ms": lambda row, base: 1000 * row.median_s,
     "tokens/s": lambda row, base: float(row.values["tokens"]) / row.median_s,
     "tokens/rank": lambda row, base: float(row.case["seq"] / row.case["ranks"]),
@@ -107,13 +103,13 @@ class SeedsSuite(Suite):
             yield job_step("ranks", what, partial(self.over_ranks, ranks, settings), cost)
 
     def who(self, setting: Setting) -> tuple[str, ...]:
-        """Names of the implementations that are compared at a setting."""
+        """Return the names of the implementations that are compared at a setting."""
         if setting in GROUPS["implementations"]:
             return ("reference", "auto", "multihead")
         return ("auto", "ordered") if setting in GROUPS["orders"] else ("auto",)
 
-    def case(self, setting: Setting) -> list[Row]:
-        """All implementations of a setting, checked, timed in turns beside a matmul; memory with the inputs counted."""
+    def case(self, setting: Setting) -> list[ResultRow]:
+        """Check all implementations of a setting, time them in turns beside a matmul, measure memory including the inputs."""
         problem = setting.problem(self.divisor)
         samples = _samples(problem.flops(), self.repeats)
         implementations = [IMPLEMENTATIONS[name] for name in self.who(setting)]
@@ -122,13 +118,13 @@ class SeedsSuite(Suite):
         values = {name: dict(tokens=problem.batch * problem.seq) for name in measured["entries"]}
         return rows_of("settings", setting.case(), measured, values)
 
-    def over_ranks(self, ranks: int, settings: Sequence[Setting]) -> list[Row]:
+    def over_ranks(self, ranks: int, settings: Sequence[Setting]) -> list[ResultRow]:
         cores = min(MOST_CORES, usable_cores())
         task = partial(rows_over_ranks, suite=self, settings=settings, cores=cores)
         return run(self.launcher, ranks, task, threads=max(1, cores // ranks), limit=1200.0)
 
 
-def rows_over_ranks(comm: Comm, suite: SeedsSuite, settings: Sequence[Setting], cores: int) -> list[Row]:
+def rows_over_ranks(comm: Comm, suite: SeedsSuite, settings: Sequence[Setting], cores: int) -> list[ResultRow]:
     """Measure settings on every rank: ranks beside one rank that has all cores, in turns, and each rank's memory."""
     note, rows = memory_note(suite.launcher != "threads"), []
     for setting in settings:
@@ -177,7 +173,7 @@ def _out_of_order(inputs: Tensors, problem: Problem) -> Tensor:
 
 
 def _multihead(inputs: Tensors, problem: Problem) -> Tensor:
-    """Projections that change nothing but take what any others take, so that the result is that of the attention alone."""
+    """Run the module with identity projections, which cost as any others but leave the attention's result."""
     module = _identity(problem.heads, problem.head_dim, problem.pattern, problem.dtype)
     out: Tensor = module(*(x.flatten(2) for x in inputs.qkv), need_weights=False)[0]
     return out.view(*out.shape[:2], problem.heads, problem.head_dim)
@@ -213,9 +209,9 @@ def claims(result: RowsResult) -> Iterator[tuple[str, dict[str, Any], float | No
 
 
 def _ours(result: RowsResult, facts: dict[str, Any]) -> float:
-    """Return our figure in the place of a published one. Raises LookupError, with the reason, if there is none."""
+    """Return our figure in place of a published one. Raises LookupError, with the reason, if there is none."""
 
-    def at(setting: Setting, who: str | None) -> Row:
+    def at(setting: Setting, who: str | None) -> ResultRow:
         who = who or ("ranks" if setting.ranks > 1 else "auto")
         cases = result.cases("ranks" if who in ("ranks", "one rank") else "settings", **setting.case())
         row = next((case.rows[who] for case in cases if who in case.rows), None)
@@ -234,14 +230,14 @@ def _ours(result: RowsResult, facts: dict[str, Any]) -> float:
     return MEASURES[facts["quantity"]](row, at(base, facts.get("base_who")) if base else row)
 
 
-def _peak_bytes(row: Row) -> int:
+def _peak_bytes(row: ResultRow) -> int:
     """Peak memory with inputs, over ranks of the one that needs most. Raises LookupError where it was not measured."""
     if known := row.values.get("memory_bytes") or max(row.values.get("rank_bytes", (0,))):
         return int(known)
     raise LookupError(MISSING)
 
 
-def _per_token(row: Row) -> float:
+def _per_token(row: ResultRow) -> float:
     return _peak_bytes(row) / KIB / float(row.values["tokens"])
 
 

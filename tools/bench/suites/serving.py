@@ -1,7 +1,5 @@
 """`dilkit bench --suite serving`: packed sequences, decoding and prefill, fp32, on a CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +17,7 @@ from dilkit.tools.bench.workloads.ways import PLACE, times
 from dilkit.tools.measure.case import CaseFields
 from dilkit.tools.report import views
 from dilkit.tools.report.document import Axis
-from dilkit.tools.results.rows import Row, RowsResult, rows_of
+from dilkit.tools.results.rows import ResultRow, RowsResult, rows_of
 
 DECODING, ONE_THREAD, MEMORY = "decoding", "one thread", "memory of a cache"
 MANY, GENERATED, SPREAD = "many sequences", "generated", "geometrically spaced"
@@ -117,10 +115,10 @@ TARGETS = (
 )  # fmt: skip
 
 
-def _steps(title: str, table: str) -> views.TableView:
+def _steps(title: str, table: str) -> views.ResultTable:
     step = views.Column("time of a step", views.TIME.cell)
     columns = views.fact("what", "seen"), views.WHO, step, views.QUARTILES, views.SAMPLES, views.over(CACHE)
-    return views.TableView(title, table, columns, note="{problem}")
+    return views.ResultTable(title, table, columns, note="{problem}")
 
 
 PEAK = views.value("peak_bytes", "peak memory", "bytes")
@@ -134,7 +132,7 @@ REPORT = views.Report(
     tables=(
         times("Packed sequences, causal, forward and backward", "packed", PACKED, PEAK, note=PATTERN),
         _steps("Decoding", DECODING),
-        views.TableView(f"Memory of a {CACHE}", MEMORY, (views.fact("what", "seen"), *HELD, SAVED), timed=False),
+        views.ResultTable(f"Memory of a {CACHE}", MEMORY, (views.fact("what", "seen"), *HELD, SAVED), timed=False),
         _steps("Decoding on one thread", ONE_THREAD),
         times("A step of many sequences, one thread", MANY, PAGED, note=PATTERN),
         times("Tokens of a model of transformers, one thread", GENERATED, llama.DILATED, note=PATTERN),
@@ -203,13 +201,13 @@ class ServingSuite(Suite):
     def lengths(self, count: int, shortest: int, longest: int) -> tuple[int, ...]:
         return calls.lengths_of(count, self.shorter(shortest), self.shorter(longest))
 
-    def prefill(self) -> list[Row]:
+    def prefill(self) -> list[ResultRow]:
         pattern, prompt = self.shortened(PREFILLED_PATTERN), self.shorter(PROMPT)
         measured = llama.prefill(self.sizes.model, KV_HEADS[1], pattern, prompt, self.shorter(CHECKED), self.rounds)
         what = f"{self.model}, a prompt of {prompt:,} tokens"
         return _rows("prefill", dict(what=what, tokens=prompt), pattern, measured)
 
-    def decoding(self) -> list[Row]:
+    def decoding(self) -> list[ResultRow]:
         text, count, limit = self.text(DECODED_PATTERN), self.shorter(STEPS), self.shorter(FULL_LENGTH)
         seen = [self.shorter(tokens) for tokens in SEEN]
         filled = [text.filled(most, count) for most in (limit, seen[-1])]
@@ -220,7 +218,7 @@ class ServingSuite(Suite):
         ]
         return calls.rows_of_steps(DECODING, points, self.repeats) + [one.memory(MEMORY) for one in points]
 
-    def single(self) -> list[Row]:
+    def single(self) -> list[ResultRow]:
         """Measure steps on one thread: after a few tokens, after a thousand, and where all branches are full."""
         text, count, limit = self.text(KEPT_PATTERN), self.shorter(STEPS), self.shorter(FULL_LENGTH)
         full = calls.FullCache(text, limit)
@@ -231,14 +229,14 @@ class ServingSuite(Suite):
             points[-1].read_kept()
             return calls.rows_of_steps(ONE_THREAD, points, self.repeats)
 
-    def many(self, kv_heads: int) -> list[Row]:
+    def many(self, kv_heads: int) -> list[ResultRow]:
         pattern, lengths = self.shortened(KEPT_PATTERN), self.lengths(*SERVED_LENGTHS)
         with torch_threads(1):
             measured = calls.many_sequences(pattern, lengths, HEADS, kv_heads, HEAD_DIM, self.rounds)
         case = dict(what=f"{_sequences(lengths)}, {HEADS} heads over {kv_heads} x {HEAD_DIM}", kv_heads=kv_heads)
         return _rows(MANY, case, pattern, measured)
 
-    def generated(self, kv_heads: int) -> list[Row]:
+    def generated(self, kv_heads: int) -> list[ResultRow]:
         read, written = self.shorter(READ_TOKENS), self.shorter(WRITTEN)
         with torch_threads(1):
             measured = llama.generated(self.sizes.model, kv_heads, GENERATED_PATTERN, read, written, self.rounds)
@@ -246,13 +244,13 @@ class ServingSuite(Suite):
         case = dict(what=f"{self.model}, {heads}, {written} tokens after {read:,}", kv_heads=kv_heads)
         return _rows(GENERATED, case, GENERATED_PATTERN, measured)
 
-    def packed(self) -> list[Row]:
+    def packed(self) -> list[ResultRow]:
         pattern, lengths = self.shortened(PACKED_PATTERN), self.lengths(*PACKED_LENGTHS)
         measured = calls.packed_sequences(lengths, pattern, HEADS, HEAD_DIM, self.rounds)
         return _rows("packed", dict(what=f"{_sequences(lengths)}, {SPREAD}", spread=SPREAD), pattern, measured)
 
 
-def _rows(table: str, case: dict[str, Any], pattern: Pattern, measured: CaseFields) -> list[Row]:
+def _rows(table: str, case: dict[str, Any], pattern: Pattern, measured: CaseFields) -> list[ResultRow]:
     return rows_of(table, case, measured, {who: dict(pattern=str(pattern)) for who in measured["entries"]})
 
 

@@ -1,7 +1,5 @@
 """`dilkit bench --suite slides`: GigaPath's slide encoder with random weights, fp32, on a CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,7 +24,7 @@ from dilkit.tools.measure.case import agreeing, agreement, call_once, checked, i
 from dilkit.tools.measure.timing import Call
 from dilkit.tools.report import views
 from dilkit.tools.report.document import Axis
-from dilkit.tools.results.rows import Row, row_of, rows_of
+from dilkit.tools.results.rows import ResultRow, row_of, rows_of
 
 PUBLISHED, OURS, BATCH, ALONE = "published procedure", "dilkit", "one batch", "one by one"
 ONE, SEVERAL, LONG = "one slide", "several slides", "long slides"
@@ -80,8 +78,8 @@ PEAKS = views.stored("peak_bytes"), (views.NAMES, Axis("peak memory", "bytes"))
 REPORT = views.Report(
     place=PLACE,
     tables=(
-        views.TableView("One slide, and several", (ONE, SEVERAL), BOTH_WAYS),
-        views.TableView("Long slides", LONG, ONCE),
+        views.ResultTable("One slide, and several", (ONE, SEVERAL), BOTH_WAYS),
+        views.ResultTable("Long slides", LONG, ONCE),
     ),
     plots=(views.PlotView("Peak memory beside weights and inputs", (ONE, LONG), "{tiles}", *PEAKS, where=dict(passes=FORWARD)),),
     sentences={
@@ -117,17 +115,17 @@ class SlidesSuite(Suite):
         return shorter(self.sizes.model, self.divisor)
 
     def model(self, depth: int | None = None) -> SlideEncoder:
-        """A model of so many layers, or of all, with random weights, the same whenever it is made."""
+        """Return a model of so many layers, or of all, whose random weights are the same every time."""
         torch.manual_seed(0)
         return SlideEncoder(replace(self.config, depth=depth or self.config.depth)).eval()
 
-    def encoder(self) -> list[Row]:
+    def encoder(self) -> list[ResultRow]:
         model, tiles = self.model(), self.sizes.tiles // self.divisor
         inputs = slide(tiles, self.config)
         calls = {PUBLISHED: lambda: published_embedding(model, *inputs), OURS: lambda: model(*inputs)[0]}
         return self.compared(ONE, calls, self.config.depth, tiles)
 
-    def several(self) -> list[Row]:
+    def several(self) -> list[ResultRow]:
         tiles = [n // self.divisor for n in self.sizes.several]
         model, slides = self.model(self.sizes.several_depth), [slide(n, self.config) for n in tiles]
         features, coords = (pad_sequence([one[i][0] for one in slides], batch_first=True) for i in range(2))
@@ -138,13 +136,13 @@ class SlidesSuite(Suite):
         }
         return self.compared(SEVERAL, calls, self.sizes.several_depth, *tiles)
 
-    def compared(self, table: str, calls: Mapping[str, Callable[[], Tensor]], layers: int, *tiles: int) -> list[Row]:
+    def compared(self, table: str, calls: Mapping[str, Callable[[], Tensor]], layers: int, *tiles: int) -> list[ResultRow]:
         """Compare the embeddings of all calls with those of the first, then time the calls in turns."""
         case = dict(passes=FORWARD, tiles=listed(*tiles), layers=layers)
         with torch.no_grad():
             return rows_of(table, case, in_turns(agreeing(calls, max(tiles)), calls, min(self.repeats, MOST_ROUNDS)))
 
-    def mass(self) -> list[Row]:
+    def mass(self) -> list[ResultRow]:
         """Measure `attention_mass` of a long slide, for queries and keys of one layer."""
         tiles, heads = self.sizes.long // self.divisor, self.config.num_heads
         dim = self.config.embed_dim // heads
@@ -153,25 +151,25 @@ class SlidesSuite(Suite):
         call = partial(attention_mass, query, key, self.config.pattern)
         return self.once(MASS, tiles, call, query.nbytes + key.nbytes, check)
 
-    def long(self) -> list[Row]:
+    def long(self) -> list[ResultRow]:
         model, tiles = self.model(), self.sizes.long // self.divisor
         inputs = slide(tiles, self.config)
         with torch.no_grad():
             held_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *inputs))
             return self.once(FORWARD, tiles, lambda: model(*inputs), held_bytes)
 
-    def once(self, passes: str, tiles: int, call: Call, held_bytes: int, *checks: Check) -> list[Row]:
+    def once(self, passes: str, tiles: int, call: Call, held_bytes: int, *checks: Check) -> list[ResultRow]:
         entry = checked(checks, call_once(call)[1])
         return [row_of(LONG, dict(passes=passes, tiles=listed(tiles)), OURS, entry, held_bytes=held_bytes)]
 
 
 def listed(*tiles: int) -> str:
-    """Tiles of slides in words, such as "2,000, 5,000 tiles"."""
+    """Return slides by their tiles, such as "2,000, 5,000 tiles"."""
     return f"{', '.join(f'{n:,}' for n in tiles)} tiles"
 
 
 def slide(tiles: int, config: SlideEncoderConfig) -> tuple[Tensor, Tensor]:
-    """Features `(1, tiles, in_chans)` and coordinates `(1, tiles, 2)`, a cell for each tile, the same whenever they are made."""
+    """Return features `(1, tiles, in_chans)` and coordinates `(1, tiles, 2)` of a slide, the same every time."""
     generator = torch.Generator().manual_seed(tiles)
     features = torch.randn(1, tiles, config.in_chans, generator=generator)
     cells = torch.randperm(config.ngrids**2, generator=generator)[:tiles]
@@ -179,7 +177,7 @@ def slide(tiles: int, config: SlideEncoderConfig) -> tuple[Tensor, Tensor]:
 
 
 def shorter(config: SlideEncoderConfig, divisor: int) -> SlideEncoderConfig:
-    """The sizes with segments so many times shorter, as --quick has them."""
+    """Return the sizes with so many times shorter segments, for --quick."""
     return replace(config, segment_lengths=divided(config.segment_lengths, config.dilation_rates, divisor))
 
 
@@ -191,7 +189,7 @@ def mass_check(pattern: Pattern, heads: int, head_dim: int) -> Check:
 
 
 def published_embedding(model: SlideEncoder, tiles: Tensor, coords: Tensor) -> Tensor:
-    """The embedding of one slide, `(1, embed_dim)`, by a model's weights and the published procedure: all rows in every layer."""
+    """Embed one slide, `(1, embed_dim)`, by the published procedure with a model's weights: all rows in every layer."""
     x, _ = model.packed(tiles, coords)
     for layer in model.layers():
         x = x + layer.self_attn.projected(_seen(layer, x, model.config.pattern))
@@ -202,7 +200,7 @@ def published_embedding(model: SlideEncoder, tiles: Tensor, coords: Tensor) -> T
 
 
 def _seen(layer: EncoderLayer, x: Tensor, pattern: Pattern) -> Tensor:
-    """The attention of a layer, with `tail="zeros"`: short segments are filled with rows of zeros."""
+    """Compute a layer's attention with `tail="zeros"`: short segments are filled with rows of zeros."""
     query, key, value = (one.unsqueeze(0) for one in layer.self_attn.heads(layer.self_attn_layer_norm(x)))
     pairs = [(min(branch.segment_length, query.shape[1]), branch.dilation_rate) for branch in pattern.segments]
     branches = [_padded_branch(query, key, value, pattern, length, rate) for length, rate in pairs]
@@ -210,7 +208,7 @@ def _seen(layer: EncoderLayer, x: Tensor, pattern: Pattern) -> Tensor:
 
 
 def _padded_branch(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, length: int, rate: int) -> tuple[Tensor, Tensor]:
-    """`out` `(batch, seq, heads, head_dim)`, `lse` `(batch, heads, seq)` of a branch."""
+    """Compute `out` `(batch, seq, heads, head_dim)` and `lse` `(batch, heads, seq)` of a branch."""
     seq, whole = query.shape[1], length + -length % rate
     query, key, value = (_filled(x, length, whole) for x in (query, key, value))
     out, lse = branch_attention(query, key, value, Problem.of(query, key, pattern), whole, rate)
@@ -219,6 +217,6 @@ def _padded_branch(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, 
 
 
 def _filled(x: Tensor, length: int, whole: int) -> Tensor:
-    """`x` as segments of `whole` rows, of which the first `length` are its own, or zeros where they end early."""
+    """Return `x` in segments of `length` rows, each padded with zeros to `whole` rows."""
     x = F.pad(x, (0, 0, 0, 0, 0, -x.shape[1] % length))
     return F.pad(unflatten(x, 1, (-1, length)), (0, 0, 0, 0, 0, whole - length)).flatten(1, 2)

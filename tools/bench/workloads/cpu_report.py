@@ -1,7 +1,5 @@
 """Figures and report of the CPU suite: the kernel beside others, and beside what the machine can do at most."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -14,7 +12,7 @@ from dilkit.tools.bench.target import GIB, MIB, Target, each, rate_ratio, stored
 from dilkit.tools.report import views
 from dilkit.tools.report.document import Document, Table
 from dilkit.tools.report.targets import TITLE, limit, suite_sentence, worst_first
-from dilkit.tools.results.rows import CaseRows, Row, RowsResult
+from dilkit.tools.results.rows import CaseRows, ResultRow, RowsResult
 
 SHARED = 1.32
 """A's nominal FLOPs over those that are left where a key of several branches is scored once."""
@@ -25,7 +23,7 @@ OURS, PUBLISHED = "native", "published procedure"
 OTHERS = ("sdpa", "gather", "dense", MASKED, PUBLISHED)
 
 
-def _of_peak(row: Row, case: CaseRows, share: float = 1.0) -> float | None:
+def _of_peak(row: ResultRow, case: CaseRows, share: float = 1.0) -> float | None:
     """Nominal rate over `share` times that of the fastest multiply-adds in the same rounds; None where one was not timed."""
     if not (row.samples and row.values.get("flops") and case.timed("fma")):
         return None
@@ -139,7 +137,7 @@ FIGURE_NOTE = (
 REPORT = CpuReport(
     place="{device_name}, instruction set {code} (torch: {torch_isa}), {thread_count} threads of {cores} cores",
     tables=(
-        views.TableView(
+        views.ResultTable(
             "Speed-up of native",
             TIMED,
             (WHAT, views.Column("over", views.WHO.cell), views.times_faster(OURS)),
@@ -147,7 +145,7 @@ REPORT = CpuReport(
             who=OTHERS,
             spread="{machine}",
         ),
-        views.TableView(
+        views.ResultTable(
             "All times, {machine}",
             TIMED,
             (

@@ -1,7 +1,5 @@
 """Compiles every CUDA kernel for every kind of GPU, without one, and writes docs/results/kernels.json; 1 if one spills."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import multiprocessing

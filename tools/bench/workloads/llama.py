@@ -1,7 +1,5 @@
 """transformers' Llama with random weights: it reads a long prompt, and writes tokens after a long text."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping
 from functools import partial
@@ -16,7 +14,7 @@ from dilkit.integrations.transformers import dilated_cache, register
 from dilkit.pattern import Pattern
 from dilkit.tools.measure.case import CaseFields, agreement, call_once, checked, in_turns
 from dilkit.tools.measure.timing import Call
-from dilkit.tools.results.rows import Entries, Row
+from dilkit.tools.results.rows import Entries, ResultRow
 
 OURS, DENSE = "dilkit", "torch, dense"
 DILATED, DYNAMIC = "dilated_cache()", "DynamicCache, sdpa"
@@ -38,7 +36,7 @@ class Llama:
 
     @torch.no_grad()
     def logits(self, attention: str, tokens: Tensor, **options: Any) -> Tensor:
-        """Logits `(batch, 1, vocabulary)` of what follows on `tokens` `(batch, seq)`."""
+        """Return the logits `(batch, 1, vocabulary)` of what follows `tokens` `(batch, seq)`."""
         self.model.set_attn_implementation(attention)
         logits: Tensor = self.model(tokens, logits_to_keep=1, **options).logits
         return logits
@@ -51,7 +49,7 @@ class Llama:
 def _refused(*names: str) -> CaseFields | None:
     if find_spec("transformers"):
         return None
-    return in_turns({name: Row(verdict="refused", reasons=(MISSING,)) for name in names}, {}, 1)
+    return in_turns({name: ResultRow(verdict="refused", reasons=(MISSING,)) for name in names}, {}, 1)
 
 
 def prefill(sizes: Mapping[str, int], kv_heads: int, pattern: Pattern, prompt: int, beginning: int, repeats: int) -> CaseFields:
@@ -75,7 +73,7 @@ def prefill(sizes: Mapping[str, int], kv_heads: int, pattern: Pattern, prompt: i
 def generated(sizes: Mapping[str, int], kv_heads: int, pattern: Pattern, seen: int, count: int, repeats: int) -> CaseFields:
     """Time `count` tokens after `seen`, with a cache of all and with what `pattern` needs.
 
-    Each has read all tokens but the last. Its logits of that one are compared with those of all tokens computed anew.
+    Each has read all tokens but the last. Its logits of that one are compared with those of all tokens computed again.
     """
     if refused := _refused(DILATED, DYNAMIC):
         return refused

@@ -1,7 +1,5 @@
 """Hosts on one machine: network namespaces on a bridge, whose links are shaped at both ends; those of killed runs are removed."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -17,14 +15,14 @@ from dilkit.comm.launch.processes import Job, is_open_mpi, mpi_launchers, start_
 NEEDED = "network namespaces need root on Linux, with iproute2 and util-linux"
 SUBNET, PORT, MTU = "10.83.0", 29_400, 9000
 BURST_SECONDS, QUEUE_BYTES, WINDOW_BYTES = 0.001, 1 << 23, 1 << 20
-"""What a shaped link lets through at once, and what waits in front of it at most: the windows of several senders, so that none of
+"""Seconds that a link lets through at once, and bytes that wait for it at most: the windows of several senders, so that none of
 it is dropped and sent again."""
 SETTINGS = {"tcp_rmem": f"4096 131072 {WINDOW_BYTES}", "tcp_early_retrans": "0"}
-"""Of each host. One that waits for a core acknowledges late, which would be taken for a loss: nothing is sent again so early."""
+"""Per host. One that waits for a core acknowledges late, which would be taken for a loss: nothing is sent again so early."""
 NAMESPACES = Path("/run/netns")
 _AGENT = """\
 #!/bin/sh
-# What mpirun calls in the place of ssh: ADDRESS COMMAND...
+# What mpirun calls in place of ssh: ADDRESS COMMAND...
 host="{tag}-${{1##*.}}"; shift
 exec nsenter --net="{folder}/$host" unshare --uts sh -c 'echo "$0" > /proc/sys/kernel/hostname; eval "$*"' "$host" "$@"
 """
@@ -52,7 +50,7 @@ class Hosts:
             _call(f"ip -n {self.tag}-{host} link set eth0 up")
 
     def on(self, host: int, command: Sequence[str]) -> list[str]:
-        """Return `command` as it runs on a host, in the place of the process that is started: signals reach it."""
+        """Return `command` as it runs on a host, in place of the process that is started: signals reach it."""
         name = f"{self.tag}-{host}"
         script = 'echo "$0" > /proc/sys/kernel/hostname; exec "$@"'
         return ["nsenter", f"--net={NAMESPACES / name}", "unshare", "--uts", "sh", "-c", script, name, *command]

@@ -1,7 +1,5 @@
 """Contenders of the suite of token orders: dilkit's engines and hilbertsfc."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,7 +16,7 @@ from dilkit.orders.compiled import _curves
 from dilkit.orders.curves import is_power_of_two_cube
 from dilkit.tools.console.text import error_line
 from dilkit.tools.measure.timing import Call, time_interleaved
-from dilkit.tools.results.rows import Row
+from dilkit.tools.results.rows import ResultRow
 
 Array = NDArray[Any]
 STORE_LOOP = "store loop"
@@ -41,22 +39,24 @@ class Contender(NamedTuple):
 Contenders = dict[str, Contender]
 
 
-def compare(table: str, case: dict[str, Any], count: int, contenders: Contenders, **timing: Any) -> list[Row]:
+def compare(table: str, case: dict[str, Any], count: int, contenders: Contenders, **timing: Any) -> list[ResultRow]:
     """Check all contenders, and time those that are right in turns: seconds a call or, for `count` points, for a million of them.
 
     `timing`: as of `time_interleaved`.
     """
-    rows, calls = dict[str, Row](), dict[str, Call]()
+    rows, calls = dict[str, ResultRow](), dict[str, Call]()
     for who, (make, check) in contenders.items():
         try:
             call = make()
             findings = check(call())
         except Exception as error:
-            rows[who] = Row(table=table, case=case, who=who, verdict="failed", reasons=(error_line(error),))
+            rows[who] = ResultRow(table=table, case=case, who=who, verdict="failed", reasons=(error_line(error),))
             continue
         wrong = tuple(f"not so: {what}" for what, passed in findings.items() if not passed)
         values = dict(checked=list(findings)) | (dict(points=count) if count else {})
-        rows[who] = Row(table=table, case=case, who=who, verdict="wrong" if wrong else "measured", reasons=wrong, values=values)
+        rows[who] = ResultRow(
+            table=table, case=case, who=who, verdict="wrong" if wrong else "measured", reasons=wrong, values=values
+        )
         calls |= {} if wrong else {who: call}
     for who, samples in time_interleaved(calls, **timing).items():
         scaled = tuple(1e6 / (count or 1e6) * sample for sample in samples.samples)
@@ -99,7 +99,7 @@ def _contenders(
     make: Callable[[HilbertCurve], Call],
     check: Callable[[HilbertCurve, Any], Findings],
 ) -> Contenders:
-    """Contenders by name; of each it is checked first that its codes are positions on a curve.
+    """Return the contenders by name, once their codes are checked to be positions on a curve.
 
     A small grid is visited as a whole, and a stretch in the middle of the curve of `bits`.
     """

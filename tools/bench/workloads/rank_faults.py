@@ -1,24 +1,19 @@
 """Faults: rank 1 of three fails before a call; the seconds until the others know, and the rank and step in their errors."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
 
+from dilkit.comm import Comm
 from dilkit.comm.launch.processes import Ended, JobError
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.tools.measure.ranks_call import RanksCall
-from dilkit.tools.report.views import Column, TableView, fact
-from dilkit.tools.results.rows import CaseRows, Row
-
-if TYPE_CHECKING:
-    from dilkit.comm import Comm
+from dilkit.tools.report.views import Column, ResultTable, fact
+from dilkit.tools.results.rows import CaseRows, ResultRow
 
 FAULTS = ("killed", "frozen", "raises")
 CUTS = {
@@ -35,12 +30,12 @@ SLACK = 2.0
 """Seconds beyond the timeout within which an error must come."""
 
 
-def _said(row: Row, case: CaseRows) -> str:
+def _said(row: ResultRow, case: CaseRows) -> str:
     words: str = row.values["error"]
     return words if len(words) < 150 else f"{words[:147]}..."
 
 
-FAULT_TABLE = TableView(
+FAULT_TABLE = ResultTable(
     "Faults",
     "faults",
     (
@@ -73,7 +68,7 @@ def fail(comm: Comm, kind: str, seconds: float) -> None:
         raise
 
 
-def fault_row(kind: str, transport: str, timeout: float, ended: Ended) -> Row:
+def fault_row(kind: str, transport: str, timeout: float, ended: Ended) -> ResultRow:
     """Return the row of a job of `fail`: seconds until the last of the others knew, and what they said. Raises JobError."""
     begun = re.search(r"fault suite: fault at ([\d.]+)", ended.text)
     if not begun:
@@ -82,21 +77,18 @@ def fault_row(kind: str, transport: str, timeout: float, ended: Ended) -> Row:
     others = [(float(when), what) for rank, when, what in knows if int(rank) != AT_FAULT]
     last = max((when for when, _ in others), default=ended.ended_at)
     words = " ".join(what for _, what in others) or ended.text
+    of_launcher = [line.strip() for line in ended.text.splitlines() if "fault suite:" not in line]
+    wanted = rf"\[rank {AT_FAULT}\] \w+:", rf"rank {AT_FAULT}\b", "signal"
+    launcher_says = next((line for text in wanted for line in reversed(of_launcher) if re.search(text, line)), "nothing")
     values = dict(
         timeout=timeout,
         seconds=last - float(begun[1]),
-        error=others[0][1] if others else _launcher_says(ended.text),
+        error=others[0][1] if others else launcher_says,
         left_behind=ended.left_behind,
         names_rank=bool(re.search(rf"\brank {AT_FAULT}\b", words)),
         names_step=any(text in words for text in NAMED_STEPS),
     )
-    return Row(table="faults", case=dict(kind=kind, transport=transport), who=f"rank {AT_FAULT}", values=values)
-
-
-def _launcher_says(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if "fault suite:" not in line]
-    wanted = rf"\[rank {AT_FAULT}\] \w+:", rf"rank {AT_FAULT}\b", "signal"
-    return next((line for words in wanted for line in reversed(lines) if re.search(words, line)), "nothing")
+    return ResultRow(table="faults", case=dict(kind=kind, transport=transport), who=f"rank {AT_FAULT}", values=values)
 
 
 def _print(line: str) -> None:

@@ -1,12 +1,11 @@
 """Jobs that suites start over ranks: functions of the transport, called on every rank; the result of rank 0 counts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dilkit.comm import Comm
 from dilkit.comm.collectives import gather_values
 from dilkit.comm.launch.processes import JobError
 from dilkit.problem import Problem
@@ -18,10 +17,7 @@ from dilkit.tools.console.text import error_line
 from dilkit.tools.measure.implementation import backend_implementations
 from dilkit.tools.measure.rank_times import seconds_of, time_in_turns
 from dilkit.tools.measure.ranks_call import RanksCall, judged
-from dilkit.tools.results.rows import Row, row_of
-
-if TYPE_CHECKING:
-    from dilkit.comm import Comm
+from dilkit.tools.results.rows import ResultRow, row_of
 
 Case = Mapping[str, Any]
 SCHEDULES = ("auto", "scatter", "gather", "ring")
@@ -29,15 +25,17 @@ FAILED = "failed jobs"
 """The table of jobs that failed."""
 
 
-def job_step(table: str, what: str, job: Callable[[], list[Row]], weight: float = 1.0) -> SuiteStep:
+def job_step(table: str, what: str, job: Callable[[], list[ResultRow]], weight: float = 1.0) -> SuiteStep:
     """Return a step whose job may fail: then its row says why, and other measurements go on."""
 
-    def measure() -> list[Row]:
+    def measure() -> list[ResultRow]:
         try:
             return job()
         except Exception as error:
             reason = str(error) if isinstance(error, JobError) else error_line(error)
-            return [Row(table=FAILED, case=dict(table=table, what=what), who="the job", verdict="failed", reasons=(reason,))]
+            return [
+                ResultRow(table=FAILED, case=dict(table=table, what=what), who="the job", verdict="failed", reasons=(reason,))
+            ]
 
     return SuiteStep(table, f"{table}: {what}", measure, weight)
 
@@ -77,14 +75,14 @@ def peaks_of(comm: Comm, step: Callable[[], Any]) -> list[int]:
     return gather_values(comm, peak_memory(step))
 
 
-def race(comm: Comm, problem: Problem, one_rank_threads: int, repeats: int, case: Case) -> list[Row]:
+def race(comm: Comm, problem: Problem, one_rank_threads: int, repeats: int, case: Case) -> list[ResultRow]:
     """Time all ranks with a thread each beside rank 0 alone with more, in turns; checked at a shortened length before."""
     entries = beside_one_rank(RanksCall(comm, problem), one_rank_threads, repeats)
     what = {"ranks": f"{comm.size} ranks of one thread", "one rank": f"one rank of {one_rank_threads} threads"}
     return [row_of("race", case, who, entry, what=what[who]) for who, entry in entries.items()]
 
 
-def beside_one_rank(call: RanksCall, one_rank_threads: int, repeats: int) -> dict[str, Row]:
+def beside_one_rank(call: RanksCall, one_rank_threads: int, repeats: int) -> dict[str, ResultRow]:
     """Check a call over ranks, and time it beside the same on rank 0 alone; by itself where there is but one rank."""
     comm, checks, inputs = call.comm, call.check(), call.shard()
     calls: dict[str, Callable[[], Any]] = {"ranks": partial(call.once, inputs)}

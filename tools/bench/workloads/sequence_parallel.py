@@ -1,7 +1,5 @@
 """Other sequence-parallel schemes, on dilkit's kernels and transport: each moves whole shards, whatever the pattern keeps."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,7 +51,7 @@ class PeerScheme(RanksCall):
 
     @abstractmethod
     def attend(self, query: Tensor, key: Tensor, value: Tensor, dout: Tensor) -> Sequence[Tensor]:
-        """`out`, and the gradients of query, key and value."""
+        """Return `out` and the gradients of query, key and value."""
 
     def _options(self, pattern: Pattern) -> CallOptions:
         return CallOptions(pattern, requires_grad=True, scale=self.problem.scale)
@@ -70,10 +68,10 @@ class FullRing(PeerScheme):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, dout: Tensor) -> Sequence[Tensor]:
         size, rank = self.comm.size, self.comm.rank
         lengths, rates = self.problem.pattern.segment_lengths, self.problem.pattern.dilation_rates
-        own = self._options(Pattern([min(length, self.rows) for length in lengths], rates))
+        of_block = self._options(Pattern([min(length, self.rows) for length in lengths], rates))
         block = torch.cat((key, value))
         under_way = self._to_next(block)
-        rounded, lse = attend(Inputs(query, key, value), own)
+        rounded, lse = attend(Inputs(query, key, value), of_block)
         out, lse = rounded.to(WIDE), lse.transpose(1, 2).contiguous()
         for hop in range(1, size):
             block = under_way.wait().view(block.shape)
@@ -83,7 +81,7 @@ class FullRing(PeerScheme):
         out = out.to(query.dtype)
         block = torch.cat((key, value))
         under_way = self._to_next(block)
-        gradients = differentiate(dout, Inputs(query, key, value), out, lse.transpose(1, 2).contiguous(), own)
+        gradients = differentiate(dout, Inputs(query, key, value), out, lse.transpose(1, 2).contiguous(), of_block)
         dquery, dkey, dvalue = (x.to(WIDE) for x in gradients)
         behind = self._to_next(torch.cat((dkey, dvalue)))
         for hop in range(1, size):
@@ -112,7 +110,7 @@ class FullRing(PeerScheme):
     def _add_gradients(
         self, dquery: Tensor, dout: Tensor, query: Tensor, keys_values: Tensor, out: Tensor, lse: Tensor, other: int
     ) -> Tensor:
-        """Gradients of the keys and values of rank `other`, in fp32; those of the queries are added to `dquery`."""
+        """Return in fp32 the gradients of rank `other`'s keys and values; add those of the queries to `dquery`."""
         gradients = torch.zeros_like(keys_values, dtype=WIDE)
         for rate in self._shared_rates(other):
             rows, (part_dout, q, k, v, part_out) = self._kept(rate, dout, query, *keys_values, out)
@@ -128,7 +126,7 @@ class FullRing(PeerScheme):
         return [rate for length, rate in segments if length > self.rows and first // length == last // length]
 
     def _kept(self, rate: int, *tensors: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Numbers of the kept rows of a shard, and these rows of each tensor: `(1, rows / rate, heads, head_dim)`."""
+        """Return the numbers of a shard's kept rows, and these rows of each tensor: `(1, rows / rate, heads, head_dim)`."""
         heads = torch.arange(self.problem.heads)
         rows = (torch.arange(0, self.rows, rate)[:, None] + heads % rate) * self.problem.heads + heads
         numbers, shape = rows.view(-1), (1, self.rows // rate, self.problem.heads, self.problem.head_dim)

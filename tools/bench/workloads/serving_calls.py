@@ -1,7 +1,5 @@
 """Calls of the suite of serving: steps of decoding, and sequences of different lengths."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +16,7 @@ from dilkit import DilatedCache, PagedCache, Pattern, dilated_attention, dilated
 from dilkit.tools.bench.workloads.ways import BACKEND
 from dilkit.tools.measure.case import CaseFields, agreeing, agreement, checked, in_turns
 from dilkit.tools.measure.timing import Call
-from dilkit.tools.results.rows import Row, rows_of
+from dilkit.tools.results.rows import ResultRow, rows_of
 
 CACHE, KVCACHE, FULL, READ = "DilatedCache", "dilated_attention_with_kvcache", "torch, full cache", "reading what is kept"
 PAGED, SINGLE = "PagedCache", "a DilatedCache each"
@@ -41,7 +39,7 @@ class Text:
         return math.lcm(*self.pattern.segment_lengths)
 
     def filled(self, most: int, count: int) -> int:
-        """Tokens after which `count` steps fill the segments of all branches but for one row, within `most` tokens."""
+        """Count the tokens after which `count` steps leave one row free in the segments of all branches; at most `most`."""
         return most // self.period * self.period - count - 1
 
     def chunk(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -56,7 +54,7 @@ class Text:
         return [*zip(*(torch.split(x[:, first : first + count], 1, dim=1) for x in self.chunk(number)), strict=True)]
 
     def caches(self, points: Sequence[int]) -> Iterator[tuple[int, DilatedCache]]:
-        """A cache that has seen so many tokens, for each of the ascending `points`; every token was attended to."""
+        """Yield a cache that has attended to so many tokens, for each of the ascending `points`."""
         cache = DilatedCache(self.pattern, self.heads)
         for number in range(points[-1] // self.period + 1):
             rows = self.chunk(number)
@@ -81,7 +79,7 @@ class FullCache:
         self.by_head = self.by_row.transpose(2, 3).contiguous()
 
     def dilated(self, tokens: Sequence[Token], lengths: Sequence[Tensor]) -> list[Tensor]:
-        """Steps of `dilated_attention_with_kvcache`, each given one of `lengths` as `cache_seqlens`."""
+        """Take steps of `dilated_attention_with_kvcache`, each with one of `lengths` as `cache_seqlens`."""
         keys, values = self.by_row
         results: list[Any] = []
         for (query, key, value), length in zip(tokens, lengths, strict=True):
@@ -90,7 +88,7 @@ class FullCache:
         return results
 
     def dense(self, tokens: Sequence[Token], seen: int) -> list[Tensor]:
-        """Steps of torch's attention over all keys so far. New ones are written in place: nothing else is copied."""
+        """Take steps of torch's attention over all keys so far; new keys are written in place, nothing else is copied."""
         keys, values = self.by_head
         results = []
         for i, (query, key, value) in enumerate(tokens, seen):
@@ -130,19 +128,19 @@ class Steps:
     def read_kept(self) -> None:
         """Add as many readings of as many bytes as are kept, of the same ones each time: they lie where kept rows do."""
         rows = torch.ones(max(1, self.kept_bytes // 4))
-        self.entries[READ] = Row()
+        self.entries[READ] = ResultRow()
         self.calls[READ] = lambda: [rows.sum() for _ in range(self.count)]
 
-    def memory(self, table: str) -> Row:
+    def memory(self, table: str) -> ResultRow:
         """Return the bytes that the cache holds, beside its bound by docs/decoding.md and a cache of all tokens."""
         token_bytes = 2 * 4 * self.text.heads * self.text.head_dim
         bound = sum(-(-branch.segment_length // branch.dilation_rate) for branch in self.text.pattern.segments)
         sizes = dict(kept_bytes=self.kept_bytes, allocated_bytes=self.cache.allocated_nbytes)
         sizes |= dict(bound_bytes=token_bytes * bound, full_bytes=token_bytes * self.seen)
-        return Row(table=table, case=self.case, who=CACHE, values=sizes)
+        return ResultRow(table=table, case=self.case, who=CACHE, values=sizes)
 
 
-def rows_of_steps(table: str, points: Sequence[Steps], repeats: int) -> list[Row]:
+def rows_of_steps(table: str, points: Sequence[Steps], repeats: int) -> list[ResultRow]:
     """Time the steps of all points in the same rounds, taken back between samples; a time is that of one step."""
 
     def take_back() -> None:
@@ -182,7 +180,7 @@ def many_sequences(
 
     calls: dict[str, Call] = {PAGED: partial(paged.attend, *new, numbers), SINGLE: one_by_one}
     together, alone = (call() for call in calls.values())
-    entries = {PAGED: checked([agreement(PAGED, together, alone, max(lengths))]), SINGLE: Row()}
+    entries = {PAGED: checked([agreement(PAGED, together, alone, max(lengths))]), SINGLE: ResultRow()}
     return in_turns(entries, calls, repeats)
 
 
@@ -232,7 +230,7 @@ def packed_sequences(lengths: Sequence[int], pattern: Pattern, heads: int, head_
 
 
 def _gradients(attend: Callable[..., Any], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """`out` and the gradients of query, key and value; `tensors` are these and the gradient of `out`."""
+    """Return `out` and the gradients of query, key and value; `tensors` are these and the gradient of `out`."""
     *inputs, dout = tensors
     out = attend(*inputs)
     return (out.detach(), *torch.autograd.grad(out, inputs, dout))

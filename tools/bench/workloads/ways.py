@@ -1,7 +1,5 @@
 """The CPU kernel, and torch with a matrix of all pairs, which is made once for a problem before it is timed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -20,7 +18,7 @@ from dilkit.tools.measure.case import Posed, compare
 from dilkit.tools.measure.implementation import Implementation
 from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.report import views
-from dilkit.tools.results.rows import Row, rows_of
+from dilkit.tools.results.rows import ResultRow, rows_of
 
 BACKEND = "native"
 PLACE = "{device_name}, instruction set {isa}, {thread_count} threads of {cores} cores"
@@ -28,19 +26,19 @@ MASK_ROWS = 1024
 """Rows of a mask that are made at once."""
 
 
-def times(title: str, table: str, base: str, *more: views.Column, note: str = "{what}: {problem}") -> views.TableView:
-    """The times of all cases of a table, also in units of the time of `base`, and `more` columns."""
+def times(title: str, table: str, base: str, *more: views.Column, note: str = "{what}: {problem}") -> views.ResultTable:
+    """Tabulate the times of all cases, also as multiples of the time of `base`, with `more` columns."""
     columns = views.fact("what"), views.WHO, views.TIME, views.QUARTILES, views.SAMPLES, views.over(base)
-    return views.TableView(title, table, (*columns, *more), note=note)
+    return views.ResultTable(title, table, (*columns, *more), note=note)
 
 
 def step(table: str, words: str, what: str, posed: Posed, repeats: int, weight: float) -> SuiteStep:
-    """The step that checks the implementations of a case `what`, times them in turns and measures their memory.
+    """Return the step that checks, times in turns and measures the memory of the implementations of a case `what`.
 
     Their rates count the forward pass alone.
     """
 
-    def measure() -> list[Row]:
+    def measure() -> list[ResultRow]:
         measured = compare(posed, partial(time_interleaved, repeats=repeats, warmup=0), memory_too=True)
         for made_once in (_mask, _block_numbers):
             made_once.cache_clear()
@@ -96,7 +94,7 @@ def _by_torch(inputs: Tensors, matrix: Tensor) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _mask(problem: Problem) -> Tensor:
-    """The pairs that are seen, of four dimensions, or torch computes without its fused kernel."""
+    """Return a mask of the pairs seen, in four dimensions: torch's fused kernel takes no other."""
     parts = torch.split(torch.arange(problem.seq), MASK_ROWS)
     return torch.cat([problem.pattern.count_rows(rows, problem.seq, 1)[0] > 0 for rows in parts])[None, None]
 

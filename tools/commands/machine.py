@@ -1,7 +1,5 @@
 """Facts of this machine. Every probe is guarded: the installation may be broken."""
 
-from __future__ import annotations
-
 import importlib
 import platform
 from collections.abc import Callable
