@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from dilkit.environment import TUNED
 
 if TYPE_CHECKING:
-    from dilkit.testing.conformance import Result
+    from dilkit.testing.conformance import CaseResult
 
 pytest_plugins = ["helpers.cpu_time", "helpers.gpu_day", "helpers.shares"]
 MATRIX = "dilkit_matrix"
@@ -54,7 +54,7 @@ def seeded():
 
 
 @pytest.fixture
-def into_matrix(record_property: Callable[[str, object], None]) -> Callable[[Result], None]:
+def into_matrix(record_property: Callable[[str, object], None]) -> Callable[[CaseResult], None]:
     return lambda r: record_property(MATRIX, (r.backend, r.case.feature, r.verdict, "; ".join(r.reasons)))
 
 

@@ -1,7 +1,6 @@
 """Every backend on the problem list, and proof that the suite can fail."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -30,10 +29,10 @@ SHARES = {"sdpa": 2, "reference": 6}
 """A backend that is not here has every variant of a feature by default, these have one of so many."""
 
 
-def usual() -> set[tuple[str, Case]]:
+def usual():
     """Choose each variant in one dtype, in turn, and in another on the next backend."""
     chosen, names = set(), list(dict.fromkeys(name for name, _ in BACKENDS_AND_DEVICES))
-    features: dict[str, dict[str, list[Case]]] = {}
+    features = {}
     for case in LISTED:
         features.setdefault(case.feature, {}).setdefault(case.variant, []).append(case)
     for at, name in enumerate(names):
@@ -44,7 +43,7 @@ def usual() -> set[tuple[str, Case]]:
     return chosen
 
 
-def listed() -> list[Any]:
+def listed():
     chosen = usual()
     return [
         pytest.param(
@@ -86,7 +85,7 @@ HALVES = frozenset({"float16"})
 
 
 class Faulty(Reference):
-    def __init__(self, fault: str, limits: Limits = Reference.limits):
+    def __init__(self, fault, limits=Reference.limits):
         super().__init__(name="faulty")
         self.fault = fault
         self.limits = limits

@@ -1,4 +1,4 @@
-"""What tests of the core share."""
+"""Fixtures that tests of the core share."""
 
 import re
 import sys

@@ -10,7 +10,7 @@ from helpers.pairwise import diagonal
 from dilkit import Backend, Pattern, dilated_attention, explain
 from dilkit.registry import backends
 from dilkit.testing.problems import NESTED, RAGGED, SPARSE, Case
-from dilkit.testing.tensors import Tensors, make_tensors
+from dilkit.testing.tensors import make_tensors
 from dilkit.threads import torch_threads
 
 PATTERNS = {
@@ -27,7 +27,7 @@ BASE = Case(feature="behaviour", variant="base", seq=23, head_dim=8, batch=1)
 pytestmark = pytest.mark.parametrize("backend", on("cpu"))
 
 
-def attend(backend: str, case: Case, tensors: Tensors, **inputs) -> tuple[torch.Tensor, torch.Tensor]:
+def attend(backend, case, tensors, **inputs):
     decision = next(d for d in explain(case.problem(), backend).decisions if d.name == backend)
     if decision.verdict != "picked":
         pytest.skip("; ".join(decision.reasons))
@@ -49,7 +49,7 @@ def test_the_same_bits_with_the_same_number_of_threads_and_with_any_where_that_i
         assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
 
 
-def everything(backend: str, case: Case, tensors: Tensors) -> tuple[torch.Tensor, ...]:
+def everything(backend, case, tensors):
     qkv = [x.clone().requires_grad_() for x in tensors.qkv]
     out, lse = attend(backend, case, tensors, query=qkv[0], key=qkv[1], value=qkv[2])
     return (out, lse, *torch.autograd.grad((out, lse), qkv, (tensors.dout, tensors.dlse)))
@@ -58,7 +58,7 @@ def everything(backend: str, case: Case, tensors: Tensors) -> tuple[torch.Tensor
 def test_nothing_is_saved_without_gradients(backend):
     tensors = make_tensors(BASE)
     qkv = dict(zip(("query", "key", "value"), (x.clone().requires_grad_() for x in tensors.qkv), strict=True))
-    saved: list[torch.Tensor] = []
+    saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
         with torch.no_grad():
             out, lse = attend(backend, BASE, tensors, **qkv)

@@ -28,11 +28,11 @@ class Blob:
     name: object = field(default=None)
 
 
-def cache_of(blobs: int, nbytes: int = 100) -> ByteLRU:
+def cache_of(blobs, nbytes=100):
     return ByteLRU(lambda: blobs * (nbytes + ENTRY_BYTES))
 
 
-def keys_of(cache: ByteLRU, keys) -> list:
+def keys_of(cache, keys):
     return [key for key in keys if cache.get(key, lambda: Blob(2**40)).nbytes < 2**40]
 
 
@@ -76,7 +76,7 @@ def test_clear_drops_values_and_counts():
 @given(limit=st.integers(0, 20), sizes=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 12)), max_size=60))
 def test_agrees_with_a_model_for_any_sequence_of_calls(limit, sizes):
     cache = ByteLRU(lambda: limit * ENTRY_BYTES)
-    model: dict[int, int] = {}
+    model = {}
     for key, units in sizes:
         if key in model:
             model[key] = model.pop(key)

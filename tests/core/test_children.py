@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers import torchscale_peer
-from torch import Tensor, nn
+from torch import nn
 
 from dilkit import DilatedAttention, DilatedCache, MultiheadDilatedAttention, Pattern
 from dilkit.integrations.dilateformer import MultiDilatelocalAttention
@@ -14,16 +14,16 @@ from dilkit.integrations.gigapath.layers import EncoderLayer
 from dilkit.integrations.gigapath.positions import GridPositions
 from dilkit.integrations.natten import NeighborhoodAttention2D
 from dilkit.integrations.titan import TitanAttention
-from dilkit.integrations.torchscale.install import Installation, attend
+from dilkit.integrations.torchscale.install import attend
 
 PATTERN = Pattern([4, 8], [1, 2])
 
 
-def multihead(**options) -> MultiheadDilatedAttention:
+def multihead(**options):
     return MultiheadDilatedAttention(12, 3, DilatedAttention(PATTERN), layer_norm=True, is_causal=True, **options)
 
 
-def titan() -> nn.Module:
+def titan():
     theirs = nn.Module()
     theirs.num_heads, theirs.pos_encode, theirs.attn_drop_prob = 3, "alibi", 0.0
     theirs.qkv, theirs.proj, theirs.proj_drop = nn.Linear(12, 36), nn.Linear(12, 12), nn.Dropout(0.0)
@@ -31,18 +31,18 @@ def titan() -> nn.Module:
     return theirs
 
 
-def slide_encoder(**options) -> SlideEncoder:
+def slide_encoder(**options):
     lengths = (4, 8, 16, 32, 64)
     return SlideEncoder(SlideEncoderConfig(embed_dim=16, depth=2, num_heads=4, in_chans=12, segment_lengths=lengths, **options))
 
 
-def torchscale_layer() -> nn.Module:
+def torchscale_layer():
     args = SimpleNamespace(segment_length=[4, 8], dilated_ratio=[1, 2], layernorm_eps=1e-5)
     return torchscale_peer.DilatedAttention(args, 12, 3, subln=True)
 
 
-def of_torchscale(layer, x: Tensor) -> Tensor:
-    out, _ = attend(Installation("exact", "apply", None), "", layer, x, x, x)
+def of_torchscale(layer, x):
+    out, _ = attend(SimpleNamespace(tail="exact", mask="apply", backend=None), "", layer, x, x, x)
     return out
 
 
@@ -62,18 +62,18 @@ MODULES = {
 }
 
 
-def changed(out: Tensor, factor: Tensor) -> Tensor:
+def changed(out, factor):
     return out + factor * out.roll(1, -1)  # a norm that follows does not undo that
 
 
 class Adapter(nn.Module):
     """A child and what is added to its output: it has none of the child's attributes."""
 
-    def __init__(self, child: nn.Module, factor: Tensor):
+    def __init__(self, child, factor):
         super().__init__()
         self.child, self.factor = child, factor
 
-    def forward(self, *inputs, **options) -> Tensor:
+    def forward(self, *inputs, **options):
         return changed(self.child(*inputs, **options), self.factor)
 
 
@@ -81,11 +81,11 @@ OF_MORE_METHODS = DilatedAttention, EncoderLayer, GridPositions
 """Children that are asked for more than to be called: their place is for their kind."""
 
 
-def adapted(module: nn.Module, path: str, factor: Tensor):
+def adapted(module, path, factor):
     module.set_submodule(path, Adapter(module.get_submodule(path), factor))
 
 
-def hooked(module: nn.Module, path: str, factor: Tensor):
+def hooked(module, path, factor):
     module.get_submodule(path).register_forward_hook(lambda child, inputs, out: changed(out, factor))
 
 

@@ -2,14 +2,12 @@
 
 import ctypes
 import dataclasses
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
 
 from dilkit import Device, DilatedCache, PagedCache, Pattern, Problem, attention_rows, dilated_attention_with_kvcache, registry
 from dilkit.backends.sdpa.backend import SDPA
@@ -134,7 +132,7 @@ CODE = {
     "gfx90a": ([], [(9, 0)]),
     "sm_90x": ([], [(9, 0)]),
 }
-"""By architecture: capabilities that run its code, and some that do not."""
+"""Capabilities by architecture that run its code, and some that do not."""
 
 
 @pytest.mark.parametrize("architecture", CODE)
@@ -186,24 +184,24 @@ CUTS = 0, 3, 4, 9, 12
 STARTS = torch.tensor([0, 5, 12], dtype=torch.int32)
 
 
-def pieces(x: Tensor, attend: Callable[..., Tensor]) -> Tensor:
+def pieces(x, attend):
     return torch.cat([attend(*[x[:, start:stop]] * 3) for start, stop in pairwise(CUTS)], 1)
 
 
-def cached(x: Tensor) -> Tensor:
+def cached(x):
     cache = DilatedCache(PATTERN, 2)
     found = pieces(x, cache.attend)
     cache.reorder([0, 0])
     return torch.cat((found, cache.attend(*[x[:, -1:].expand(2, -1, -1, -1)] * 3)[:1]), 1)
 
 
-def paged(x: Tensor) -> Tensor:
+def paged(x):
     cache = PagedCache(PATTERN, 2, 2, 4, nbytes=1 << 14, page_rows=2, device="cpu")
     number = cache.add()
     return pieces(x, lambda *rows: cache.attend(*(y[0] for y in rows), [number], [rows[0].shape[1]])[None])
 
 
-def stepped(x: Tensor) -> Tensor:
+def stepped(x):
     caches, one = x.clone(), dict(key=x[:, 5:6], value=x[:, 5:6])
     return dilated_attention_with_kvcache(
         x[:, 5:6], caches, caches.clone(), PATTERN, **one, cache_seqlens=STARTS[1:2], backend="native"

@@ -2,7 +2,6 @@
 
 import doctest
 import inspect
-from types import ModuleType
 
 import pytest
 from helpers.launch import missing
@@ -41,11 +40,11 @@ PACKAGES = (
 PARSER = doctest.DocTestParser()
 
 
-def public_names(package: ModuleType) -> list[str]:
+def public_names(package):
     return [name for name in package.__all__ if callable(getattr(package, name))]
 
 
-def own_methods(kind: type) -> dict[str, object]:
+def own_methods(kind):
     members = {name: inspect.unwrap(getattr(value, "__func__", value)) for name, value in vars(kind).items()}
     described = (property, classmethod, staticmethod)
     return {
@@ -55,13 +54,13 @@ def own_methods(kind: type) -> dict[str, object]:
     }
 
 
-def examples(value, name: str) -> doctest.DocTest:
+def examples(value, name):
     """Return a docstring's examples, which start without names, so that a reader can copy them."""
     return PARSER.get_doctest(inspect.cleandoc(value.__doc__ or ""), {}, name, None, 0)
 
 
-def failures(test: doctest.DocTest) -> str:
-    lines: list[str] = []
+def failures(test):
+    lines = []
     runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS)
     runner.run(test, out=lines.append, clear_globs=False)
     return "".join(lines)

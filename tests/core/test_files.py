@@ -15,7 +15,7 @@ from dilkit.comm import load_shard, run_threads
 REFUSED = r"no regular file|directory"
 
 
-def pipe(folder: Path) -> Path:
+def pipe(folder):
     os.mkfifo(folder / "pipe")
     return folder / "pipe"
 

@@ -1,4 +1,4 @@
-"""What is too large is refused before it costs anything, in few words that name the limit."""
+"""Problems that are too large are refused before they cost anything, in few words that name the limit."""
 
 import json
 

@@ -1,7 +1,5 @@
 """The forms of a pattern against its count."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 from helpers.odd_kinds import Reach
@@ -10,19 +8,19 @@ from hypothesis import example, given, settings, strategies as st
 from numpy.typing import NDArray
 
 from dilkit import BlockSparse, DilatedSegment, Documents, GlobalTokens, Neighborhood, Pattern, Prefix, SlidingWindow, Strided
-from dilkit.pattern.lowering import Band, CutGrid, Form, Global, Grid, Runs, RunTable, Segments, lower
+from dilkit.pattern.lowering import Band, CutGrid, Global, Grid, Runs, Segments, lower
 
 Bools = NDArray[np.bool_]
 
 
-def members(runs: NDArray[np.int64], seq: int) -> Bools:
+def members(runs, seq):
     found = np.zeros(seq, bool)
     for start, stop in runs.tolist():
         found[start:stop] = True
     return found
 
 
-def of_table(table: RunTable, seq: int) -> Bools:
+def of_table(table, seq):
     found, first, at = np.zeros((seq, seq), bool), 0, 0
     for stop, count in zip(table.stop.tolist(), table.runs.tolist(), strict=True):
         for low, high in table.columns[at : at + count].tolist():
@@ -31,29 +29,29 @@ def of_table(table: RunTable, seq: int) -> Bools:
     return found
 
 
-def segments(form: Segments, head: int, seq: int) -> Bools:
+def segments(form, head, seq):
     i, j, offset = *np.ogrid[:seq, :seq], form.offsets[head - form.heads[0]]
     kept = (np.arange(seq) % form.length % form.rate) == offset
     return (i // form.length == j // form.length) & kept[:, None] & kept
 
 
-def band(form: Band, head: int, seq: int) -> Bools:
+def band(form, head, seq):
     i, j = np.ogrid[:seq, :seq]
     apart = np.asarray(i - j)
     return (abs(apart) >= form.first) & (apart <= form.back) & (-apart <= form.ahead) & (apart % form.rate == 0)
 
 
-def to_all(form: Global, head: int, seq: int) -> Bools:
+def to_all(form, head, seq):
     return members(form.rows, seq)[:, None] | members(form.columns, seq)
 
 
-def runs(form: Runs, head: int, seq: int) -> Bools:
+def runs(form, head, seq):
     found = of_table(form.queries, seq)
     assert np.array_equal(found, of_table(form.keys, seq).T)
     return found
 
 
-def grid(form: Grid, head: int, seq: int) -> Bools:
+def grid(form, head, seq):
     border = "cut" if isinstance(form, CutGrid) else "move"
     branch = Neighborhood(form.shape, form.kernel, form.dilation, stride=form.stride, causal=form.causal, border=border)
     return Pattern.of(branch).count(seq, 1)[0].numpy().astype(bool)
@@ -69,7 +67,7 @@ SHOWN = {
 }
 
 
-def count_of(forms: Sequence[Form], heads: int, seq: int) -> NDArray[np.int64]:
+def count_of(forms, heads, seq):
     """Count the forms that show each pair, by the fields' definition in docs/design.md."""
     total = np.zeros((heads, seq, seq), np.int64)
     for at, form in enumerate(forms):

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("freed_memory_goes_back")
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 
 
-def huge_page() -> int:
+def huge_page():
     """Return the bytes of large pages for numpy; 0 if there are none."""
     chosen = HUGE_PAGES / "enabled"
     if not chosen.exists() or "[never]" in chosen.read_text():
@@ -32,25 +32,25 @@ def measurable():
         pytest.skip(f"this system cannot measure it: {error}")
 
 
-def mebibytes(n: int) -> torch.Tensor:
+def mebibytes(n):
     return torch.ones(n * MIB, dtype=torch.uint8)
 
 
-def one_after_the_other() -> torch.Tensor:
+def one_after_the_other():
     first = mebibytes(64)
     del first
     return mebibytes(32)
 
 
-def both_at_once() -> tuple[torch.Tensor, torch.Tensor]:
+def both_at_once():
     return mebibytes(64), mebibytes(32)
 
 
-def many_small() -> list[torch.Tensor]:
+def many_small():
     return [torch.ones(64 * 1024, dtype=torch.uint8) for _ in range(256)]
 
 
-def python_bytes() -> bytes:
+def python_bytes():
     return b"\1" * (24 * MIB)
 
 
@@ -86,7 +86,7 @@ def test_peak_memory_says_why_it_cannot_be_measured(monkeypatch):
     memory._check_resident_method.cache_clear()
 
 
-def check_with_peaks(monkeypatch, peaks: list[int]):
+def check_with_peaks(monkeypatch, peaks):
     monkeypatch.setattr(memory, "_resident_peak", lambda function: peaks.pop(0))
     monkeypatch.setattr(memory.sys, "platform", "linux")
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: type("Libc", (), {"malloc_trim": None}))

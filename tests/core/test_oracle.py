@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.definition import brute_force, brute_force_padding, by_rows
-from helpers.strategies import Heads, has_tokens, mixes_with_heads, patterns_with_heads
+from helpers.strategies import has_tokens, mixes_with_heads, patterns_with_heads
 from hypothesis import assume, given, settings, strategies as st
 
 from dilkit import Pattern
@@ -13,7 +13,7 @@ from dilkit.oracle import oracle_attention
 BATCH, HEAD_DIM = 2, 3
 
 
-def drawn_inputs(seq: int, heads: Heads, seed: int) -> tuple[torch.Tensor, ...]:
+def drawn_inputs(seq, heads, seed):
     generator = torch.Generator().manual_seed(seed)
     q, k, v = (
         torch.randn(BATCH, seq, h, HEAD_DIM, generator=generator, dtype=torch.float64) for h in (heads[0], heads[1], heads[1])

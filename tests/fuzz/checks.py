@@ -12,7 +12,7 @@ from dilkit.testing.tensors import Tensors
 
 DOES_NOT_FIT = (ValueError, TypeError)
 BY_TORCH = (RuntimeError, NotImplementedError)
-"""What torch itself raises for arguments that do not fit an operator's schema, or devices that have no memory."""
+"""Exceptions that torch itself raises for arguments that do not fit an operator's schema, or devices that have no memory."""
 
 
 class Wrong(AssertionError):

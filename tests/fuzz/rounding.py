@@ -1,4 +1,4 @@
-"""What rounding alone may do to each number of a result: a bound of first order, from the sizes of what is added up.
+"""The largest error by rounding alone of each number of a result: a bound of first order, from the sizes of what is added up.
 
     scores:  |scale| * |q| . |k| and |lse|, in the accumulating dtype        P, and with it dS:  their own dtype
 

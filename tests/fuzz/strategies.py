@@ -109,7 +109,7 @@ calls_of_modules = plain_calls.filter(lambda call: call["case"]["values"] != "hu
 wrong_arguments = st.sampled_from([(name, how) for name, changes in ARGUMENTS.items() for how in changes])
 wrong_on_a_rank = wrong_arguments.filter(lambda wrong: wrong[0] in ("query", "key", "value", "pattern", "key_padding_mask"))
 wrong_tensors = st.sampled_from([name for name in (*TENSOR, *BESIDE_OTHERS) if name != "meta"])
-"""Of "meta" an operator computes the shapes alone, as torch has it."""
+"""On "meta" an operator computes the shapes alone, as torch does."""
 settings = st.sampled_from(
     [
         *[("DILKIT_CACHE_BYTES", size) for size in ("0", "1500", "5000", "100000", "")],

@@ -85,7 +85,7 @@ def test_rounding_explains_roundings_only(dtype_name, kv_heads, mask):
 
 
 def test_the_steps_of_a_process_that_died_are_kept(tmp_path, monkeypatch):
-    """A stand-in for a session writes a step and dies: by a signal, a sanitizer, and a signal after its end."""
+    """A substitute for a session writes a step and dies: by a signal, a sanitizer, and a signal after its end."""
     seeds = []
 
     def dies(home, variables, *options):

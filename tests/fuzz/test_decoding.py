@@ -4,7 +4,6 @@ import random
 
 import pytest
 from fuzz.calls import Call
-from fuzz.steps.decoding import Action
 from fuzz.world import World
 from helpers.pairwise import diagonal
 
@@ -30,7 +29,7 @@ PATTERNS = {
 }
 
 
-def decode(pattern: Pattern, seed: int, actions: list[Action] | None = None, **given) -> int:
+def decode(pattern, seed, actions=None, **given):
     draw, world = random.Random(seed), World()
     fields = dict(dtype=draw.choice(DTYPES), softcap=draw.choice([0.0, 0.7]), sink=draw.choice(["none", "random"]))
     fields |= dict(seq=SEQ, heads=6, kv_heads=3, head_dim=4) | given

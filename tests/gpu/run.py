@@ -95,7 +95,7 @@ def unpack(folder: Path):
 class Day:
     """The steps of a folder: `took` says what came of each, `left` names those that are not done or found something wrong.
 
-    steps.json holds the code with which a step began, and its exit code: with other code it is run anew.
+    steps.json holds the code with which a step began, and its exit code: with other code it is run again.
     """
 
     def __init__(self, folder: Path, rehearse: bool):

@@ -1,20 +1,18 @@
 """Calls in the ways that programs make them."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from helpers.gpu_calls import PATH, compare_ranks, small_problem
-from torch import Tensor
 
 from dilkit import Pattern, Problem, environment
 from dilkit.comm.launch import processes, task
 from dilkit.device import cuda_count, device_named
-from dilkit.testing.accuracy import Results, expected_rows, shortened
+from dilkit.testing.accuracy import expected_rows, shortened
 from dilkit.testing.tensors import Tensors
-from dilkit.tools.measure.implementation import Implementation, automatic, backend_implementations
+from dilkit.tools.measure.implementation import automatic, backend_implementations
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120, method="thread")]
 
@@ -26,17 +24,17 @@ LONGEST = 1 << 24
 LONG = Pattern([2048, 8192, 32768, 131072, 524288], [1, 4, 16, 64, 256])
 
 
-def attend(backend: str, asked: Problem, inputs: Tensors) -> tuple[Tensor, ...]:
+def attend(backend, asked, inputs):
     out = backend_implementations([backend])[0].attend(inputs, asked)
     return (out, *torch.autograd.grad(out, inputs.qkv, inputs.dout)) if asked.requires_grad else (out,)
 
 
-def different(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> list[str]:
+def different(found, wanted):
     """Return the names of results that differ from those of a plain call in a bit."""
     return [name for name, x, y in zip(("out", "dq", "dk", "dv"), found, wanted, strict=False) if not torch.equal(x, y)]
 
 
-def other_numbers(into: Tensors, asked: Problem):
+def other_numbers(into, asked):
     other = Tensors.random(asked, seed=1)
     with torch.no_grad():
         for x, y in zip((*into.qkv, into.dout), (*other.qkv, other.dout), strict=True):
@@ -90,7 +88,7 @@ def test_on_the_second_device_while_the_first_is_the_current_one(cuda, backend, 
 
 
 @pytest.fixture
-def _nothing_traced() -> Iterator[None]:
+def _nothing_traced():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -155,12 +153,12 @@ def test_sixteen_million_tokens(cuda, who, head_dim, gradients, device, note):
     note(f"{who}, head_dim {head_dim}, tokens", f"{asked.seq:,}", **numbers)
 
 
-def end_of(inputs: Tensors, rows: slice) -> Tensors:
+def end_of(inputs, rows):
     q, k, v, dout = (x.detach()[:, rows].requires_grad_(x.requires_grad) for x in (*inputs.qkv, inputs.dout))
     return Tensors(q, k, v, None, dout)
 
 
-def long_pass(one: Implementation, problem: Problem, device: str) -> tuple[Tensors, Results]:
+def long_pass(one, problem, device):
     """Return inputs, made in their own dtype as they would not fit in fp32, and results: `out`, and `dq` of a backward pass."""
     shape = 1, problem.seq, problem.heads, problem.head_dim
     q, k, v = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(3))

@@ -19,7 +19,7 @@ from dilkit.device import device_named
 from dilkit.selection.proving import cases
 from dilkit.testing.conformance import check
 from dilkit.threads import usable_cores
-from dilkit.tools.commands.facts import versions
+from dilkit.tools.commands.machine import versions
 from dilkit.tools.console.text import error_line
 from dilkit.tools.measure.implementation import backend_implementations
 
@@ -30,7 +30,7 @@ STATE = "driver_version,pstate,clocks.sm,clocks.max.sm,clocks.mem,temperature.gp
 KINDS = ({}, dict(varlen=True), dict(dropout=True), dict(varlen=True, dropout=True))
 SANITIZER = "compute-sanitizer"
 OPTIONS = ["--report-api-errors", "no", "--print-limit", "5", "--launch-timeout", "0", "--target-processes", "application-only"]
-"""Of API calls that fail, torch and CuPy make some on purpose. It is long before torch makes the first of all."""
+"""torch and CuPy make some failing API calls on purpose, not reported. It is long before torch makes the first of all."""
 WATCHED = [word for name in ("forward", "dquery", "dkeyvalue", "dots") for word in ("--kernel-name", f"kernel_substring={name}")]
 """Our kernels by their names; torch's are not looked at."""
 

@@ -1,21 +1,21 @@
 """`dilkit verify` on the device, group by group."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 
 from dilkit import registry
 from dilkit.selection.proving import cases
 from dilkit.testing.conformance import check, repeats_that_differ
-from dilkit.testing.problems import LARGE, Case
+from dilkit.testing.problems import LARGE
 from dilkit.tools.commands.verify import LISTED, REPEATED, REPEATS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(170, method="thread")]
 
 
-def groups() -> dict[str, Sequence[Case]]:
-    by_name: dict[str, Sequence[Case]] = {f"large {i // 5}": LARGE[i : i + 5] for i in range(0, len(LARGE), 5)}
+def groups():
+    by_name = {f"large {i // 5}": LARGE[i : i + 5] for i in range(0, len(LARGE), 5)}
     for feature, count in Counter(case.feature for case in LISTED).most_common():
         cases = [case for case in LISTED if case.feature == feature]
         by_name |= {f"{feature} {i // 48}": cases[i : i + 48] for i in range(0, count, 48)}
@@ -37,7 +37,7 @@ def test_the_problem_list(backends, group, device, rehearsal, note):
 @pytest.mark.parametrize("compiler", ["numba_cuda", "flex"])
 @pytest.mark.parametrize("part", range(24))
 def test_some_problems_of_compilers(compiler, part, device, rehearsal, note):
-    """They compile anew for every kind of problem, so that they get a choice of them."""
+    """They compile again for every kind of problem, so that they get a choice of them."""
     if rehearsal:
         pytest.skip("a rehearsal")
     judge([compiler], LISTED[part::240], f"a choice, {part}", device, note)
@@ -50,7 +50,7 @@ def test_wide_heads(half, head_dim, device, rehearsal, note):
     judge(chosen, [*cases(half, head_dim, gradients=True)][: 1 if rehearsal else None], f"head_dim {head_dim}", device, note)
 
 
-def judge(backends: Sequence[str], chosen: Sequence[Case], group: str, device: str, note: Note):
+def judge(backends, chosen, group, device, note):
     """Check backends on these cases, note the worst error of each, and skip if none computes any of them."""
     results = [check(backend, case, device) for case in chosen for backend in backends]  # they share the oracle's results
     wrong = [result for result in results if result.verdict in ("failed", "broken")]

@@ -2,7 +2,6 @@
 
 import csv
 import shutil
-from collections.abc import Iterable
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -56,10 +55,10 @@ def test_counters_of_the_profiler(who, device, cuda, note, request):
         note(kernel, ", ".join(f"{metric} {value}" for metric, value in values.items()))
 
 
-def first_launches(lines: Iterable[str]) -> dict[str, dict[str, str]]:
+def first_launches(lines):
     """Read ncu's table: the metrics of the first launch of each kernel, with their units."""
-    counters: dict[str, dict[str, str]] = {}
-    first: dict[str, str] = {}
+    counters = {}
+    first = {}
     for row in csv.DictReader(line for line in lines if line.startswith('"')):
         kernel, metric = str(row.get("Kernel Name")).partition("(")[0], str(row.get("Metric Name"))
         if first.setdefault(kernel, str(row.get("ID"))) == row.get("ID") and metric in METRICS:

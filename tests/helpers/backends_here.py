@@ -1,4 +1,4 @@
-"""Which backends there are to test on which device."""
+"""Backends to test on each device."""
 
 import torch
 

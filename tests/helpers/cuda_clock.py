@@ -1,4 +1,4 @@
-"""A stand-in for `torch.cuda`, which logs events, flushes, captures and replays. Its device computes on the CPU."""
+"""A substitute for `torch.cuda`, which logs events, flushes, captures and replays. Its device computes on the CPU."""
 
 from __future__ import annotations
 

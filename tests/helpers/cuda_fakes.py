@@ -1,4 +1,4 @@
-"""A stand-in for the launcher of CUDA kernels."""
+"""A substitute for the launcher of CUDA kernels."""
 
 import ctypes
 from dataclasses import dataclass

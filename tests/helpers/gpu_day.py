@@ -94,15 +94,15 @@ class Recorder:
         from dilkit.tools.bench.suites.gpu_day import CORRECTNESS, NOTED, TARGETS
         from dilkit.tools.results.environment import now
         from dilkit.tools.results.file import write_result
-        from dilkit.tools.results.rows import Row
+        from dilkit.tools.results.rows import ResultRow
 
         case, ended = dict(name=report.nodeid), "failed" if failures else report.outcome
         found = "; ".join(failures) or (first_line(report.longrepr) if report.skipped else "")
         values = dict(ended=ended, seconds=report.duration, found=found, code=digest_of_test(report.nodeid))
         rows = [row for row in self.result.rows if row.case["name"] != report.nodeid]
-        rows.append(Row(table=CORRECTNESS, case=case, verdict=VERDICTS[ended], reasons=tuple(failures), values=values))
+        rows.append(ResultRow(table=CORRECTNESS, case=case, verdict=VERDICTS[ended], reasons=tuple(failures), values=values))
         for what, text, numbers in (note for key, note in report.user_properties if key == NOTE):
-            rows.append(Row(table=NOTED, case=case | dict(what=what), values=dict(found=text) | numbers))
+            rows.append(ResultRow(table=NOTED, case=case | dict(what=what), values=dict(found=text) | numbers))
         result = replace(self.result, rows=tuple(rows), date=now(), done=sum(row.table == CORRECTNESS for row in rows))
         self.result = replace(result, figures=tuple(target.judge(result) for target in TARGETS))
         write_result(self.result, self.path)

@@ -1,4 +1,4 @@
-"""Compiles `.cu` files as C with a shim in the place of CUDA."""
+"""Compiles `.cu` files as C with a shim in place of CUDA."""
 
 import ctypes
 import fcntl

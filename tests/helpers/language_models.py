@@ -9,7 +9,7 @@ from torch import Tensor
 from dilkit import Pattern
 
 PATTERN = Pattern([4, 16], [1, 2])
-"""Of sequences of a few dozen tokens it sees a part; heads differ."""
+"""A pattern that sees a part of a few dozen tokens; heads differ."""
 LENGTHS = (5, 16, 23, 1)
 SIZES = dict(
     hidden_size=32,

@@ -11,7 +11,7 @@ from dilkit.backends.cuda.backend import CupyRaw
 from dilkit.device import Capability
 from dilkit.inputs import Inputs
 from dilkit.op.scores import lowered
-from dilkit.testing.conformance import Result, check
+from dilkit.testing.conformance import CaseResult, check
 from dilkit.testing.problems import Case
 from dilkit.testing.tensors import make_tensors
 
@@ -47,7 +47,7 @@ class Compiled(HostLauncher):
         super().launch(replace(kernel, defines=tuple(macros.items())), *given, **more)
 
 
-def judged(case: Case, *backend) -> Result:
+def judged(case: Case, *backend) -> CaseResult:
     with registered(OnHost(*backend)) as name:
         return check(name, case)
 

@@ -24,7 +24,7 @@ from dilkit.problem import Problem
 LONGNET = Pattern([64, 128, 256], [1, 2, 4])
 views_of_heads = (mixes_with_heads() | patterns_with_heads()).filter(lambda drawn: lower(drawn[0], 40, *drawn[1]).names <= FORMS)
 other_queries = st.none() | st.tuples(st.integers(1, 40), st.integers(-30, 40))
-"""How many queries there are, and the position of the first; or None."""
+"""Number of queries, and the position of the first; or None."""
 
 
 def problem(device: str = "cpu", dtype: str = "float32", **options) -> Problem:

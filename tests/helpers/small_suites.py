@@ -25,7 +25,7 @@ from dilkit.tools.bench.suites.slides import SlidesSizes
 from dilkit.tools.commands.bench import add_arguments
 from dilkit.tools.console.arguments import changed
 from dilkit.tools.results.file import read_result
-from dilkit.tools.results.rows import Row, RowsResult
+from dilkit.tools.results.rows import ResultRow, RowsResult
 
 CONFIGURATIONS = {
     "A": Configuration(128, (16, 32, 128), (1, 2, 16)),
@@ -55,7 +55,7 @@ SIZES: dict[str, SuiteSizes] = {
     "serving": ServingSizes(256, threads=1, model=LLAMA),
     "slides": SlidesSizes(1, SlideEncoderConfig(**SMALL, segment_lengths=LENGTHS), 40, 70, (5, 9, 33), 1, threads=1),
 }
-"""By name of the suite. They are tiny without --quick, and no smaller with it."""
+"""Sizes by name of the suite. They are tiny without --quick, and no smaller with it."""
 
 
 def run(name: str, out: Path, *arguments: str, **fields) -> tuple[int, Any]:
@@ -66,7 +66,7 @@ def run(name: str, out: Path, *arguments: str, **fields) -> tuple[int, Any]:
 
 
 def entries(found) -> Iterator[Any]:
-    if isinstance(found, Row):
+    if isinstance(found, ResultRow):
         yield found
     elif dataclasses.is_dataclass(found):
         yield from entries(vars(found))

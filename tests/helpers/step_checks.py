@@ -93,7 +93,7 @@ def sees_no_page_that_is_none(own: StepBackend):
 
 
 def touches_nothing_beyond(name: str, number: int, own: StepBackend):
-    """Change checked tables on the device; stand-ins for devices notice accesses beyond."""
+    """Change checked tables on the device; substitutes for devices notice accesses beyond."""
     case = StepCase(bias="coordinates", seed=1)
     step = in_pages(make_step(case), case.problem)
     own.attend_placed(led_astray(step, case.problem, name, number))

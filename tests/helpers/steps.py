@@ -56,7 +56,7 @@ GPU_DTYPES = [(dtype, stored) for dtype in ("float32", "bfloat16", "float16") fo
 GPU_SHAPES = {"grouped": (6, 3, 20), "as many": (3, 3, 64), "many": (10, 1, 33), "small": (2, 2, 3)}
 GPU_BIASES = [name for name in FORMS if name != "apart"]
 GPU_LIMITS = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 2e-3}
-"""What kernels for GPUs are held to: dtypes of rows and of stored ones, heads, key/value heads and head_dim, and by how much."""
+"""Limits of kernels for GPUs: dtypes of rows and of stored ones, heads, key/value heads and head_dim, and by how much."""
 
 LARGE = 2**62
 ASTRAY = [(name, number) for name in Span._fields for number in (LARGE, 2**40, 99_999, -1, -LARGE)]
@@ -152,7 +152,7 @@ def make_step(case: StepCase) -> Step:
 
 
 PAGED, PAGE_ROWS, FIRST, APART = 3, 7, 5, 2
-"""Which span `in_pages` changes; the rows of a page, the first that is seen, and how far it is to the next."""
+"""The span that `in_pages` changes; the rows of a page, the first that is seen, and how far it is to the next."""
 
 
 def in_pages(step: Step, problem: Problem) -> Step:

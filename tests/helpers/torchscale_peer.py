@@ -91,7 +91,7 @@ def unavailable(peer: str) -> str:
 
 
 PEERS = [peer for peer in ("published", *CHECKOUTS) if not unavailable(peer)]
-"""Those that can be had here: tests of whole models say what is missing."""
+"""Peers that can be had here: tests of whole models say what is missing."""
 
 
 @contextmanager

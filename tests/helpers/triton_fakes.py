@@ -1,4 +1,4 @@
-"""A stand-in for the launcher of kernels in Triton."""
+"""A substitute for the launcher of kernels in Triton."""
 
 from typing import Any
 

@@ -14,7 +14,7 @@ from dilkit.backends.native import _native
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 CAPABILITIES = ("default", "avx2", "avx512")
-"""Of torch, each after those that a machine which has it has too: torch does not ask the machine whether it can."""
+"""Settings of torch, each after those that its machines have too: torch does not check whether the machine can."""
 MKL = {"default": "SSE4_2", "avx2": "AVX2", "avx512": "AVX512"}
 """The setting of MKL that goes with a capability of torch."""
 

@@ -19,9 +19,9 @@ MUTANTS = (
     ),
     Mutant(
         "the second arc of a ring begins at the next token, whatever the rate",
-        "dilkit/decoding/_tables.pyx",
-        "s.index + before * s.step, s.token",
-        "s.index + before, s.token",
+        "dilkit/decoding/_streams.pyx",
+        "s.index + arc.count * s.step, s.token",
+        "s.index + arc.count, s.token",
         "tests/core/decoding/test_rows.py::test_rows_are_those_of_the_whole",
     ),
     Mutant(
@@ -141,7 +141,7 @@ MUTANTS = (
         "backends/native/kernels/dropout.h",
         "x[keys[k] & 3]",
         "x[keys[k] & 1]",
-        "tests/core/op/test_dropout.py::test_every_backend_and_dtype_drops_the_same",
+        "tests/core/op/test_dropout.py::test_every_instruction_set_and_number_of_threads_drops_the_same",
     ),
     Mutant(
         "the last pairs of a narrow window count again in the wide one",

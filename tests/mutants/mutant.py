@@ -8,7 +8,7 @@ COMPILED = (".pyx", ".pxd", ".c", ".h")
 
 @dataclass(frozen=True)
 class Mutant:
-    """`file` with `new` in the place of `old`, which it holds exactly once.
+    """`file` with `new` in place of `old`, which it holds exactly once.
 
     `tests`: files or tests, `file.py::test_name`, separated by spaces. `needs`: a package without which they are skipped, or
     `g++`.

@@ -45,7 +45,7 @@ class Place:
             raise RuntimeError("the environment finds another dilkit before the copy")
 
     def build(self, extension: str):
-        """Build one extension anew, and no other. Raises RuntimeError where the compiler refuses it."""
+        """Build one extension again, and no other. Raises RuntimeError where the compiler refuses it."""
         with tempfile.TemporaryDirectory() as folder:  # what was built before of others, with their faults, is not put in place
             options = ("--inplace", f"--build-lib={folder}/lib", f"--build-temp={folder}/temp")
             self._run("-c", _BUILD_ONE, extension, "build_ext", *options)

@@ -1,12 +1,10 @@
 """CI."""
 
-from __future__ import annotations
-
 import shutil
+import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 from helpers import shares
@@ -15,7 +13,7 @@ from matrix.variations import variations
 
 
 @pytest.fixture
-def newcomer(monkeypatch) -> ModuleType:
+def newcomer(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / ".ci"))
     import newcomer
 
@@ -84,7 +82,7 @@ def test_a_change_chooses_the_tests_that_depend_on_it(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def items() -> list[Any]:
+def items():
     nodes = (f"tests/test_{k}.py::test[{at}]" for k in range(10) for at in range(k))
     return [SimpleNamespace(nodeid=node, fixturenames=(), get_closest_marker=lambda name: None) for node in nodes]
 
@@ -103,3 +101,15 @@ def test_quick_tests_that_did_not_pass_run_again(items):
     expected = items[1:3]
     shares.pytest_collection_modifyitems(config, items)
     assert items == expected
+
+
+def test_wording_is_refused_by_file_and_line(tmp_path):
+    """Code, generated parts and strings in single quotes are not read."""
+    page, module = tmp_path / "page.md", tmp_path / "module.py"
+    page.write_text("Made anew.\n`anew`\n<!-- generated: x -->\nanew\n<!-- end -->\nin\nvain\n")
+    text = "'''Whether it is.'''\nodd = 'anew'\n\ndef f():\n    '''Return it.\n\n    Stand-ins.\n    '''\n"
+    module.write_text(text.replace("'", '"'))
+    command = [sys.executable, str(ROOT / ".ci" / "wording.py"), str(page), str(module)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    hits = [line.split(": ")[0].rpartition("/")[2] for line in done.stdout.splitlines()]
+    assert (done.returncode, hits) == (1, ["page.md:1", "page.md:6", "module.py:1", "module.py:7"]), done.stdout

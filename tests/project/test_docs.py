@@ -20,7 +20,7 @@ from dilkit.tools.bench import suites
 from dilkit.tools.bench.suites.gpu_day import CORRECTNESS
 from dilkit.tools.report import registry
 from dilkit.tools.results.file import ResultError, write_result
-from dilkit.tools.results.rows import Row
+from dilkit.tools.results.rows import ResultRow
 from dilkit.tools.site import figures, pages as docs
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -84,9 +84,13 @@ def test_other_files_are_refused_among_the_results(tmp_path, text):
 def test_a_new_result_of_a_gpu_changes_what_the_pages_say_of_gpus(tmp_path):
     result = registry.read(ROOT / "docs/results/gpu-day-h200.json")
     here = replace(result.environment, device_name="NVIDIA A100", capability="8.0")
-    right = Row(table="noted", case=dict(name="the_compiler", what="verify numba_cuda, 0"), values=dict(passed=7.0, wrong=1.0))
-    broken = Row(table=CORRECTNESS, case=dict(name="test_in_a_cuda_graph[triton-float32]"), verdict="failed", reasons=("no",))
-    timed = Row(table="configurations", case=dict(what="A"), who="sdpa:flash", samples=(0.1,))
+    right = ResultRow(
+        table="noted", case=dict(name="the_compiler", what="verify numba_cuda, 0"), values=dict(passed=7.0, wrong=1.0)
+    )
+    broken = ResultRow(
+        table=CORRECTNESS, case=dict(name="test_in_a_cuda_graph[triton-float32]"), verdict="failed", reasons=("no",)
+    )
+    timed = ResultRow(table="configurations", case=dict(what="A"), who="sdpa:flash", samples=(0.1,))
     bad = replace(timed, who="sdpa:cudnn", samples=(), verdict="wrong", reasons=("out",))
     write_result(replace(result, environment=here, rows=(right, broken, timed, bad)), tmp_path / "gpu-a100.json")
     write_result(replace(result, environment=replace(here, device="cpu")), tmp_path / "gpu-rehearsal.json")
@@ -106,7 +110,7 @@ def test_every_public_name_is_in_the_api_page():
     ]
 
 
-def commands() -> list[list[str]]:
+def commands():
     """Every call of `dilkit` in the consoles on the pages, without a launcher before it, and in `--help`.
 
     The page on adding a backend, whose commands need that backend, is followed by a test of its own.

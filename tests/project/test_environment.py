@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-from pathlib import Path
 
 import pytest
 from helpers.project import ROOT, run, succeed
@@ -16,7 +15,7 @@ TARGETS = re.search(r"^\.PHONY: (.*)", (ROOT / "Makefile").read_text(), re.MULTI
 
 
 @pytest.fixture
-def virtual(tmp_path: Path) -> Path:
+def virtual(tmp_path):
     """The interpreter of a virtual environment in an odd place, with something that is called torch."""
     folder = tmp_path / "mein Gerät"
     succeed(sys.executable, "-m", "venv", "--without-pip", str(folder), cwd=tmp_path)

@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from functools import cache
-from pathlib import Path
 
 import pytest
 from helpers.project import ROOT
@@ -16,12 +15,12 @@ HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
 
 
 @cache
-def text(page: Path) -> str:
+def text(page):
     return CODE.sub("", page.read_text())
 
 
 @cache
-def anchors(page: Path) -> set[str]:
+def anchors(page):
     titles = [re.sub(r"\[(.*?)\]\(.*?\)", r"\1", title).lower() for title in HEADING.findall(text(page))]
     names = Counter(re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", title)) for title in titles)
     return {name for name in names if "--" not in name} | set(re.findall(r'id="(.+?)"', text(page)))

@@ -1,4 +1,4 @@
-"""What is installed is what is declared, and the parts of the project stand on each other as the layout says."""
+"""The installed files are the declared ones, and the parts of the project stand on each other as the layout says."""
 
 import ast
 import re
@@ -19,13 +19,13 @@ pytestmark = pytest.mark.surroundings
 MEND = "mend it with: rm -rf *.egg-info && .venv/bin/pip install --no-build-isolation --no-deps -e ."
 
 
-def sources(folder: str) -> list:
+def sources(folder):
     found = sorted(path for path in (ROOT / folder).rglob("*.py") if "__pycache__" not in path.parts)
     assert found, f"no Python file in {folder}/: this test looks in the wrong place"
     return found
 
 
-def module_name(path) -> str:
+def module_name(path):
     """The name that a file of the checkout is imported by: `backends/sdpa/aten.py` is `dilkit.backends.sdpa.aten`."""
     folder, *inner = path.relative_to(ROOT).with_suffix("").parts
     (package,) = (name for name, place in ROOTS.items() if place == folder)
@@ -33,16 +33,16 @@ def module_name(path) -> str:
 
 
 @cache
-def parsed(path) -> ast.Module:
+def parsed(path):
     return ast.parse(path.read_text())
 
 
-def called(call: ast.Call) -> str:
+def called(call):
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
 @cache
-def imported_modules(path) -> set[str]:
+def imported_modules(path):
     found = set()
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
@@ -55,7 +55,7 @@ def imported_modules(path) -> set[str]:
     return found
 
 
-def is_within(module: str, package: str) -> bool:
+def is_within(module, package):
     return module == package or module.startswith(package + ".")
 
 
@@ -112,12 +112,12 @@ def test_no_import_circle():
     assert not waiting, f"files that import one another in a circle, and those that need them: {', '.join(sorted(waiting))}"
 
 
-def is_submodule(package: str, name: str) -> bool:
+def is_submodule(package, name):
     folder = ROOT / packages().get(package, "no such folder")
     return (folder / name).is_dir() or any((folder / f"{name}{suffix}").exists() for suffix in (".py", ".pyx"))
 
 
-def imports_in(path) -> set[str]:
+def imports_in(path):
     found, left = set(), list(parsed(path).body)
     while left:
         node = left.pop()
@@ -139,7 +139,7 @@ def test_no_file_names_a_package_index_or_a_path_of_one_machine():
             assert not wrong.search(line), f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
 
 
-def checkout_files() -> list:
+def checkout_files():
     folders = [*ROOTS.values(), "tests", "docs", ".ci", ".github"]
     inside = [p for folder in folders for p in (ROOT / folder).rglob("*") if p.is_file() and "__pycache__" not in p.parts]
     return inside + [p for p in ROOT.iterdir() if p.is_file() and not p.name.startswith(".")]

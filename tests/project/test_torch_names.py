@@ -1,7 +1,6 @@
 """Every name of torch that the code uses is in the installed torch."""
 
 import ast
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from helpers.project import ROOT
 FILES = sorted(path for folder in ("dilkit", "backends", "comm", "tools") for path in (ROOT / folder).rglob("*.py"))
 
 
-def names(tree: ast.AST) -> Iterator[str]:
+def names(tree):
     """The longest dotted names that begin with `torch`, but for operators, which torch makes at their first use."""
     inner = set()
     for node in ast.walk(tree):  # outer nodes come before those within
@@ -26,7 +25,7 @@ def names(tree: ast.AST) -> Iterator[str]:
                 yield ".".join(["torch", *reversed(parts)])
 
 
-def found(name: str) -> bool:
+def found(name):
     thing = torch
     for part in name.split(".")[1:]:
         if not hasattr(thing, part):

@@ -11,7 +11,7 @@ WARNINGS = ("-std=gnu11", "-O2", "-pthread", "-Wall", "-Wextra", "-Wconversion",
 COMPILERS = {"gcc": "gcc", "clang": "clang", "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu"}
 
 
-def sources() -> list[str]:
+def sources():
     """The C files of the extensions; what Cython generates is not ours to mend."""
     folders = build_script()["C_FOLDERS"].values()
     return sorted(path.relative_to(ROOT).as_posix() for folder in folders for path in (ROOT / folder).glob("*.c"))
@@ -23,11 +23,11 @@ def test_every_c_file_is_of_an_extension():
 
 
 @functools.cache
-def understands(compiler: str, flags: tuple[str, ...]) -> bool:
+def understands(compiler, flags):
     return compiled(compiler, *flags, "-x", "c", "-").returncode == 0
 
 
-def compiled(*command: str) -> subprocess.CompletedProcess[str]:
+def compiled(*command):
     return subprocess.run([*command, "-fsyntax-only"], input="", capture_output=True, text=True, check=False)
 
 

@@ -14,7 +14,7 @@ from helpers.project import ROOTS, checkout
 SANITIZE = "-fsanitize=address,undefined"
 FLAGS = f"-O1 -g {SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer"
 LIBRARIES = ("libasan.so", "libubsan.so", "libstdc++.so")
-"""What must be loaded before Python: the sanitizers, and what they wrap of C++ for torch."""
+"""Libraries that must be loaded before Python: the sanitizers, and what they wrap of C++ for torch."""
 OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
 """Python itself leaks, and tests ask for more memory than there is."""
 MISSING = f"gcc cannot link {SANITIZE} here (Debian: libasan8, libtsan2, libubsan1)"

@@ -1,6 +1,6 @@
 """The problems of driver.c: a program that runs the C of the CPU kernel over a file of them, without Python.
 
-    write_problems ---> file: problems, and what the oracle says of them ---> the program that `build` makes ---> problems, wrong
+    write_problems ---> file: problems, and the oracle's results ---> the program that `build` makes ---> problems, wrong
 
 The problems are the conformance list, and longer ones of many tiles and blocks, alone and packed. Only those are searched for
 races: their threads share work.
@@ -193,7 +193,7 @@ def bias_of(case: Case, tensors: Tensors) -> tuple[Bias | None, LoweredBias | No
 
 
 def build(program: Path, compiler: str, flags: Sequence[str], codes: Mapping[str, Sequence[str]]):
-    """Compile the driver and the kernel, once for each of `codes` with that one's own flags; a warning is an error."""
+    """Compile the driver and the kernel, once for each of `codes` with its flags; a warning is an error."""
     common = [compiler, "-std=gnu11", *WARNINGS, *flags, "-pthread", f"-I{KERNELS}"]
     common += [f"-DHAVE_{code.upper()}" for code in codes if code != "generic"]
     objects = [program.with_name(f"{code}.o") for code in codes]

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from dilkit import Device, DilatedSegment, GlobalTokens, Pattern, Problem, SlidingWindow, dilated_attention
 from dilkit.backends.flex import backend
 from dilkit.backends.flex.backend import Flex
-from dilkit.pattern.flex.class_order import BlockPairs, ClassOrder, class_order, class_rate
+from dilkit.pattern.flex.class_order import class_order, class_rate
 from dilkit.pattern.flex.pairs import shown_by_several
 from dilkit.pattern.lowering import lower
 
@@ -19,7 +19,7 @@ EVERY_PAIR = 4
 
 
 @st.composite
-def dilated(draw: st.DrawFn) -> tuple[Pattern, int, tuple[int, int]]:
+def dilated(draw):
     """Draw a pattern whose rates divide the largest, a length, and heads over key/value heads."""
     rate, kv_heads, group = draw(st.sampled_from([2, 3, 4, 6])), draw(st.integers(1, 3)), draw(st.integers(1, 2))
     heads, seq = kv_heads * group, draw(st.integers(rate * EVERY_PAIR, 150))
@@ -46,7 +46,6 @@ def test_every_pair_is_shown_once_with_its_count(drawn, is_causal):
     places = -(-seq // (rate * EVERY_PAIR)) * EVERY_PAIR
     several = shown_by_several(forms, pattern.overlap)
     order = class_order(forms, seq, places, rate, (heads, kv_heads), is_causal, several, EVERY_PAIR)
-    assert order is not None
     count = np.zeros((heads, rate * places, rate * places), np.int64)
     count[:, :seq, :seq] = pattern.count(seq, heads, kv_heads=kv_heads, is_causal=is_causal)
     shown = np.zeros_like(count)
@@ -60,7 +59,7 @@ def test_every_pair_is_shown_once_with_its_count(drawn, is_causal):
     assert (shown == count).all()
 
 
-def _pairs(order: ClassOrder, blocks: BlockPairs, heads: int) -> list[tuple[int, np.ndarray, np.ndarray, int]]:
+def _pairs(order, blocks, heads):
     """Return each pair of blocks as it is listed: head, tokens of queries and of keys, and the count of the keys."""
     rows, columns = order.rate * order.places // order.block, order.key_blocks.shape[1]
     numbers, listed = blocks.listed(heads, rows)
@@ -98,7 +97,7 @@ def test_torch_compiles_both_passes_and_nothing_for_lengths_padded_alike():
 
 
 def test_it_is_chosen_where_it_pays_and_names_its_kernel(monkeypatch):
-    def words(device: str = "sm_90", pattern: Pattern = A, seq: int = 131_072, dtype: str = "bfloat16", **options: bool) -> str:
+    def words(device="sm_90", pattern=A, seq=131_072, dtype="bfloat16", **options):
         sizes = dict(seq=seq, heads=8, head_dim=64, device=Device.assume(device))
         return Flex().detail(Problem(pattern=pattern, dtype=dtype, **sizes, **options))
 

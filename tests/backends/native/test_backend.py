@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,17 +27,17 @@ OTHER_KINDS = [
 
 
 @pytest.fixture
-def threads() -> Iterator[None]:
+def threads():
     with torch_threads(4):
         yield
 
 
-def inputs(seq: int = 1030, heads: int = 4, dim: int = 32, dtype: str = "float32", batch: int = 1) -> tuple[torch.Tensor, ...]:
+def inputs(seq=1030, heads=4, dim=32, dtype="float32", batch=1):
     draw = torch.Generator().manual_seed(1)
     return tuple(torch.randn(batch, seq, heads, dim, generator=draw).to(getattr(torch, dtype)) for _ in range(3))
 
 
-def everything(dtype: str, is_causal: bool, pattern: Pattern = PATTERN) -> list[torch.Tensor]:
+def everything(dtype, is_causal, pattern=PATTERN):
     q, k, v = (x.requires_grad_() for x in inputs(dtype=dtype, batch=2))
     out, lse = dilated_attention(q, k, v, pattern, is_causal=is_causal, backend="native", return_lse=True)
     return [out.detach(), lse.detach(), *torch.autograd.grad(out.float().square().sum(), (q, k, v))]
@@ -77,7 +76,7 @@ def test_a_nan_reaches_no_gradient_of_queries_that_do_not_see_its_key():
     assert torch.equal(dq[0].isnan().any(-1), seen)
 
 
-def _in_child(qkv: tuple[torch.Tensor, ...], queue: multiprocessing.Queue):
+def _in_child(qkv, queue):
     """The sum is numpy's, for torch's own operators may hang after a fork."""
     queue.put((torch.get_num_threads(), float(dilated_attention(*qkv, PATTERN, backend="native").numpy().sum())))
 

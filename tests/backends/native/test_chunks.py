@@ -1,7 +1,5 @@
 """Gradients of the CPU kernel over many chunks."""
 
-from collections.abc import Iterator
-
 import pytest
 from helpers.pairwise import every_pair
 
@@ -26,7 +24,7 @@ BLOCK_ROWS = {16: 16, 48: 32}
 
 
 @pytest.fixture
-def short_chunks(chunk_rows: int, monkeypatch) -> Iterator[None]:
+def short_chunks(chunk_rows, monkeypatch):
     monkeypatch.setattr("dilkit.backends.native.backend.CHUNK_ROWS", chunk_rows)
     monkeypatch.setattr("dilkit.backends.native.backend.BLOCK_ROWS", BLOCK_ROWS[chunk_rows])
     monkeypatch.setattr("dilkit.backends.native.backend.ROW_STEP", 16)

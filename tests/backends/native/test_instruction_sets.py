@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -72,12 +71,12 @@ LONG = {
 
 
 @pytest.fixture(params=_native.instruction_sets())
-def isa(request, monkeypatch) -> str:
+def isa(request, monkeypatch):
     monkeypatch.setenv("DILKIT_CPU_ISA", request.param)
     return request.param
 
 
-def in_turn() -> list[Any]:
+def in_turn():
     """Yield each variant in one dtype and instruction set, in turn; the rest is slow."""
     sets, listed = _native.instruction_sets(), []
     for at, case in enumerate((*PROBLEMS, *DROPPING, *SCORES)):

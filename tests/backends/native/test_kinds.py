@@ -7,7 +7,6 @@ import torch
 from helpers.odd_kinds import Reach
 from helpers.strategies import has_tokens, mixes_with_heads, neighborhoods
 from hypothesis import assume, example, given, settings, strategies as st
-from torch import Tensor
 
 from dilkit import (
     BlockSparse,
@@ -32,7 +31,7 @@ from dilkit.testing.conformance import check
 from dilkit.testing.problems import Case
 
 
-def tensors(seq: int, heads: int = 2, dim: int = 16) -> list[Tensor]:
+def tensors(seq, heads=2, dim=16):
     made = torch.Generator().manual_seed(seq)
     return [torch.randn(1, seq, heads, dim, generator=made) for _ in range(3)]
 
@@ -170,7 +169,7 @@ def test_sequences_that_are_no_whole_grid_are_an_error():
         _native.EncodedProblem((1, 13, *sizes[2:]), *others)
 
 
-def problem(pattern: Pattern, seq: int = 4096) -> Problem:
+def problem(pattern, seq=4096):
     return Problem(batch=1, seq=seq, heads=2, head_dim=16, pattern=pattern)
 
 

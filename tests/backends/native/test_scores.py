@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from dilkit import Alibi, CoordinateAlibi, GridTable, Pattern, Problem, RelativeTable, RowTable, dilated_attention
 from dilkit.backends.native.backend import Native
-from dilkit.bias.base import Bias
 from dilkit.bias.form import BiasForm, LoweredBias
 from dilkit.inputs import Inputs
 from dilkit.pattern import GlobalTokens, Neighborhood, SlidingWindow
@@ -15,11 +13,11 @@ from dilkit.threads import torch_threads
 PATTERN = Pattern([128, 600], [1, 4])
 
 
-def normal(*shape: int) -> Tensor:
+def normal(*shape):
     return torch.randn(shape)
 
 
-def results(bias: Bias, seq: int = 600, backend: str = "native", **options: float) -> list[Tensor]:
+def results(bias, seq=600, backend="native", **options):
     torch.manual_seed(1)
     q, k, v = (normal(1, seq, 2, 16).requires_grad_() for _ in range(3))
     weights = bias.weights.detach().requires_grad_()

@@ -9,8 +9,8 @@ from dilkit.backends.native import _native
 from dilkit.backends.native.backend import Native
 from dilkit.backends.reference import Reference
 from dilkit.decoding.layout import encoded, width_of
-from dilkit.decoding.protocol import Span, Step, table
-from dilkit.problem import DTYPES, STORED, Problem
+from dilkit.decoding.protocol import Span, table
+from dilkit.problem import DTYPES, STORED
 from dilkit.threads import torch_threads
 
 DTYPE_PAIRS = [(dtype, stored) for dtype in DTYPES for stored in ("", *STORED[dtype])]
@@ -55,7 +55,7 @@ def test_rows_in_pages_are_as_good(backend, dtype, stored):
         assert torch.equal(a, b)
 
 
-def shared(dtype: str, stored: str, bias: str = "") -> tuple[Step, Step, Problem]:
+def shared(dtype, stored, bias=""):
     """A step whose spans show the same keys of 6 heads, each with a copy of its own, and the same where they are not one key.
 
     Tokens 0 to 299. In the first, the rows of a copy that a span before shows are NaN.

@@ -20,7 +20,7 @@ from numba import cuda
 
 from dilkit.backends.cuda.report import usages
 from dilkit.backends.numba.arguments import signature
-from dilkit.backends.numba.backend import DeviceLauncher, kernels
+from dilkit.backends.numba.backend import NumbaLauncher, kernels
 
 
 def main(shown: str, dtype: str, head_dim: str) -> int:
@@ -32,7 +32,7 @@ def main(shown: str, dtype: str, head_dim: str) -> int:
 
 
 def facts(role: str, dtype: str, head_dim: int, capability: tuple[int, int]) -> dict[str, Any]:
-    tiling = DeviceLauncher().tiling(role, head_dim)
+    tiling = NumbaLauncher().tiling(role, head_dim)
     ptx, _ = cuda.compile_ptx(kernels()[role](tiling), signature(role, dtype), cc=capability, device=False)
     known = {"threads": tiling.threads, "vector_loads": ptx.count("ld.shared.v4"), "depots": ptx.count("__local_depot")}
     return {**known, **assembled(ptx, f"sm_{capability[0]}{capability[1]}")}

@@ -28,7 +28,7 @@ from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray  # noqa: E402
 
 from dilkit import Pattern, register_backend  # noqa: E402
 from dilkit.backends.numba.arguments import Tiling  # noqa: E402
-from dilkit.backends.numba.backend import DeviceLauncher, NumbaCuda, compiled  # noqa: E402
+from dilkit.backends.numba.backend import NumbaCuda, NumbaLauncher, compiled  # noqa: E402
 from dilkit.backends.numba.visible import MAX_RUNS, VisibleRuns, list_visible, visible_position  # noqa: E402
 from dilkit.backends.tiles.schedule import MAX_BRANCHES, schedule  # noqa: E402
 from dilkit.problem import Problem  # noqa: E402
@@ -50,7 +50,7 @@ LISTED = (
 )
 
 
-class SimulatorLauncher(DeviceLauncher):
+class SimulatorLauncher(NumbaLauncher):
     """Small tiles for the simulator: eight threads, and several tiles even in short sequences."""
 
     def tiling(self, role: str, head_dim: int) -> Tiling:

@@ -3,7 +3,6 @@
 import contextlib
 import sys
 import warnings
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,31 +13,31 @@ from torch import Tensor
 
 from dilkit import Pattern
 from dilkit.backends.numba import backend as numba_cuda
-from dilkit.backends.numba.arguments import LaunchGroup, TensorView, Tiling, view
-from dilkit.backends.numba.backend import TABLE, DeviceLauncher, NumbaCuda
+from dilkit.backends.numba.arguments import LaunchGroup, TensorView, view
+from dilkit.backends.numba.backend import TABLE, NumbaCuda, NumbaLauncher
 from dilkit.backends.tiles.schedule import schedule
 from dilkit.device import Device
 from dilkit.inputs import Inputs
 from dilkit.problem import Problem
 from dilkit.testing.tensors import Tensors
 
-tiling_for = DeviceLauncher().tiling
+tiling_for = NumbaLauncher().tiling
 GROUPS = Pattern([256, 512, 512], [1, 4, 64])
 
 
-class Recorder(DeviceLauncher):
+class Recorder(NumbaLauncher):
     def __init__(self):
         self.launches: list[SimpleNamespace] = []
 
-    def launch(self, role: str, dtype: str, tiling: Tiling, blocks: int, arguments: tuple[Any, ...]):
+    def launch(self, role, dtype, tiling, blocks, arguments):
         self.launches.append(SimpleNamespace(role=role, dtype=dtype, tiling=tiling, blocks=blocks, arguments=arguments))
 
 
-def pose(**fields) -> Problem:
+def pose(**fields):
     return Problem(**{**dict(pattern=GROUPS, seq=500, heads=4, kv_heads=2, head_dim=64, batch=2), **fields})
 
 
-def numbers(records) -> list[list[int]]:
+def numbers(records):
     return records.view(np.int32).reshape(-1, 4).tolist()
 
 
@@ -136,15 +135,15 @@ class FakeNumba:
         self.gpus = {index: self._on(index) for index in (0, 1)}
 
     @contextlib.contextmanager
-    def _on(self, index: int) -> Iterator[None]:
+    def _on(self, index):
         self.device = index
         yield
         self.device = None
 
-    def external_stream(self, address: int) -> tuple[str, int]:
+    def external_stream(self, address):
         return "stream", address
 
-    def as_cuda_array(self, x, sync: bool) -> tuple[str, int]:
+    def as_cuda_array(self, x, sync):
         assert not x.requires_grad
         assert not sync, "the kernel runs on the stream that torch uses: nothing is waited for"
         return "array", x.data_ptr()
@@ -153,14 +152,14 @@ class FakeNumba:
         self.events.append(("compiled", self.device, asked))
         return self
 
-    def __getitem__(self, configuration: tuple[Any, ...]):
+    def __getitem__(self, configuration):
         warnings.warn("Grid size 7 will likely result in GPU under-utilization", stacklevel=2)
         return lambda *arguments: self.events.append(("launched", self.device, configuration, arguments))
 
 
 class OnDevice(Tensor):
     @property
-    def device(self) -> torch.device:
+    def device(self):
         return torch.device("cuda", 1)
 
 
@@ -172,7 +171,7 @@ def test_a_launch_goes_to_the_current_stream_of_its_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, device.index))
     x = torch.ones(3, requires_grad=True).as_subclass(OnDevice)
     tiling = tiling_for("forward", 64)
-    DeviceLauncher().launch("forward", "float32", tiling, 7, (LaunchGroup(x, x, 1), TensorView(x, 8, 4, 1), x, 7))
+    NumbaLauncher().launch("forward", "float32", tiling, 7, (LaunchGroup(x, x, 1), TensorView(x, 8, 4, 1), x, 7))
     array = "array", x.data_ptr()
     launched = LaunchGroup(array, array, 1), TensorView(array, 8, 4, 1), array, 7
     assert fake.events == [

@@ -9,12 +9,11 @@ from helpers.fakes import registered
 from helpers.live_bytes import LiveBytes
 from helpers.pairwise import every_nth
 from helpers.sdpa import LONGNET, TorchRows, tensors
-from torch import Tensor
 
 from dilkit import GlobalTokens, Pattern, SlidingWindow, dilated_attention
 from dilkit.backends.sdpa.accumulators import merge_lse
 from dilkit.backends.sdpa.backend import SDPA
-from dilkit.backends.sdpa.kernels import KERNELS, SdpaKernel
+from dilkit.backends.sdpa.kernels import KERNELS
 from dilkit.inputs import Inputs
 from dilkit.problem import Problem
 from dilkit.testing.conformance import check
@@ -30,7 +29,7 @@ def test_no_more_calls_than_without_and_a_launch_for_each(batch, kv_heads):
     q, k, v, dout = tensors(256, (8, kv_heads), torch.float32, batch)
     posed, counted = Problem.of(q, k, LONGNET, requires_grad=True), []
     for rows in (None, TorchRows()):
-        calls: list[str] = []
+        calls = []
         backend = SDPA((noting(calls),), rows)
         out, lse = backend.forward(Inputs(q, k, v), posed)
         assert out.is_contiguous()
@@ -40,11 +39,10 @@ def test_no_more_calls_than_without_and_a_launch_for_each(batch, kv_heads):
     assert counted[0] == counted[1]
     forwards, backwards = (calls.count(name) for name in ("forward", "backward"))
     adopted = 1 if kv_heads == 8 else 0  # calls: with grouped heads, none of them is all of the first branch
-    assert rows is not None
     assert rows.calls == ["merge"] * (forwards - adopted) + 3 * ["add"] * (backwards - adopted)
 
 
-def noting(calls: list[str]) -> SdpaKernel:
+def noting(calls):
     def noted(name):
         def run(*arguments):
             calls.append(name)
@@ -58,11 +56,11 @@ def noting(calls: list[str]) -> SdpaKernel:
 class Unseen(TorchRows):
     """The memory that these take is not counted: a kernel takes none."""
 
-    def merge(self, *views: Tensor):
+    def merge(self, *views):
         with LiveBytes.paused():
             super().merge(*views)
 
-    def add(self, *views: Tensor):
+    def add(self, *views):
         with LiveBytes.paused():
             super().add(*views)
 

@@ -27,14 +27,12 @@ from dilkit.testing.memory import peak_memory
 from dilkit.testing.problems import Case
 
 
-def plain_forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+def plain_forward(q, k, v, mask, causal, scale):
     scores = plain_scores(q, k, mask, causal, scale)
     return (torch.softmax(scores, -1) @ v).contiguous(), torch.logsumexp(scores, -1)
 
 
-def plain_backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def plain_backward(dout, q, k, v, out, lse, mask, causal, scale):
     assert lse.is_contiguous()
     assert not (lse == -math.inf).any()
     p = (plain_scores(q, k, mask, causal, scale) - lse.unsqueeze(-1)).exp()
@@ -42,7 +40,7 @@ def plain_backward(
     return ds @ k, ds.mT @ q, p.mT @ dout
 
 
-def plain_scores(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+def plain_scores(q, k, mask, causal, scale):
     scores = scale * q @ k.mT
     if mask is not None:
         assert mask.is_contiguous()
@@ -75,7 +73,7 @@ class Recorder:
         return run
 
 
-def storage(x: Tensor) -> int:
+def storage(x):
     return x.untyped_storage().data_ptr()
 
 

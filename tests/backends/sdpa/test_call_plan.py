@@ -1,13 +1,11 @@
 """Plans of calls that are kept."""
 
 import random
-from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 from helpers.sdpa import LONGNET, TorchRows
-from torch import Tensor
 
 from dilkit import GlobalTokens, Pattern, SlidingWindow, plan
 from dilkit.backends.sdpa import call_plan
@@ -38,7 +36,7 @@ OPTIONS = [
 ]
 
 
-def results(backend: SDPA, layouts: tuple[str, ...], options: dict[str, Any], copied: bool = False) -> tuple[Tensor, ...]:
+def results(backend, layouts, options, copied=False):
     """Compute `out`, `lse` and gradients of query, key, value and dout in these layouts, or of contiguous copies."""
     given = dict(pattern=LONGNET, dtype=torch.float32, kv_heads=HEADS, masked=False) | options
     generator = torch.Generator().manual_seed(3)

@@ -1,13 +1,10 @@
 """Choices of the kernels that merge results."""
 
 import warnings
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 from helpers.sdpa import TorchRows, problem
-from torch import Tensor
 
 from dilkit.backends.sdpa import fusing
 from dilkit.backends.sdpa.backend import SDPA
@@ -38,23 +35,23 @@ def test_kernels_that_are_right_pass(dtype, head_dim):
 
 
 class Shares(TorchRows):
-    def merge(self, out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor):
+    def merge(self, out, lse, part, part_lse):
         super().merge(out, lse, part, part_lse + 0.01)
 
 
 class Unread(TorchRows):
-    def merge(self, out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor):
+    def merge(self, out, lse, part, part_lse):
         super().merge(out, lse, part, part_lse)
         out += 0.0 * part
 
 
 class Groups(TorchRows):
-    def add(self, total: Tensor, part: Tensor):
+    def add(self, total, part):
         super().add(total[:, :1], part[:, :1])
 
 
 class Crash(TorchRows):
-    def add(self, total: Tensor, part: Tensor):
+    def add(self, total, part):
         raise RuntimeError("no C compiler\nis found")
 
 
@@ -75,7 +72,7 @@ class OnCuda:
 
 
 @pytest.fixture
-def chosen(monkeypatch) -> Iterator[Any]:
+def chosen(monkeypatch):
     """`row_kernels` for a CUDA device of capability 9.0, of the kernels that it is given."""
 
     def choose(kernels, mode="once", capturing=False):

@@ -1,7 +1,6 @@
 """The kernels of the sdpa backend."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from dilkit.inputs import Inputs
 OLD, AMPERE, NEW = ("sm_52", "sm_60", "sm_61", "sm_70", "sm_75"), ("sm_80", "sm_86", "sm_89", "sm_120"), ("sm_90", "sm_100")
 
 
-def expected_kernel(device: str, dtype: str, masked: bool) -> str | None:
+def expected_kernel(device, dtype, masked):
     if device == "cpu":
         return "cpu-flash"
     if dtype == "float64" or (dtype == "bfloat16" and device in OLD):
@@ -129,7 +128,7 @@ def test_cuda_operators_take_what_they_are_given(device, dtype, kv_heads, masked
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_the_memory_efficient_kernel_gets_rows_of_out_where_it_looks_for_them(monkeypatch, dtype):
     """The backward pass takes only the strides of batch and heads from `out`."""
-    given: list[Any] = []
+    given = []
     rows, lse = torch.zeros(2, 3, 40, 64, dtype=dtype)[:, :, ::2], torch.zeros(2, 3, 20)
     monkeypatch.setattr(aten, "_aten", lambda name: lambda *arguments, scale: given.extend(arguments) or (rows, rows, rows, None))
     aten.efficient_backward(rows, rows, rows, rows, rows, lse, None, False, 1.0)
@@ -173,7 +172,7 @@ def test_flash_4_computes_where_it_is_installed(monkeypatch, device, head_dim, k
 def test_torch_says_whether_cudnn_takes_wide_heads(monkeypatch, takes):
     shapes, empty = [], torch.empty
 
-    def asked(parameters) -> bool:
+    def asked(parameters):
         shapes.append((*parameters.query.shape, parameters.query.dtype, parameters.query.requires_grad))
         return takes
 

@@ -1,7 +1,6 @@
 """Windows, strides and global tokens by the sdpa backend."""
 
 import re
-from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +34,7 @@ def test_tiles_add_up_to_the_count_and_no_pair_is_masked_out(drawn, seq, is_caus
     pattern, seq = pattern.with_branches(*pattern.branches, tail="exact"), min(seq, pattern.max_seq)
     number, offset = queries or (seq, 0)
     assume(offset + number <= pattern.max_seq)
-    posed: dict[str, Any] = dict(seq=seq, heads=heads, kv_heads=kv_heads, head_dim=8, is_causal=is_causal)
+    posed = dict(seq=seq, heads=heads, kv_heads=kv_heads, head_dim=8, is_causal=is_causal)
     posed |= dict(queries=number, query_offset=offset) if queries else {}
     if overlap_refusals(Problem(pattern=pattern, **posed)) or kind_refusals(Problem(pattern=pattern, **posed)):
         pattern = pattern.with_branches(*pattern.branches, overlap="count")
@@ -49,12 +48,12 @@ def test_tiles_add_up_to_the_count_and_no_pair_is_masked_out(drawn, seq, is_caus
             places.append((head * number + rows, head * seq + keys))
         for of_problems in map(np.concatenate, zip(*places, strict=True)):
             assert len(np.unique(of_problems)) == len(of_problems), "one call writes a row twice"
-    at_hand: dict[str, Any] = dict(kv_heads=kv_heads, is_causal=is_causal, span=range(offset, offset + number))
+    at_hand = dict(kv_heads=kv_heads, is_causal=is_causal, span=range(offset, offset + number))
     assert np.array_equal(count, pattern.count_rows(offset + torch.arange(number), seq, heads, **at_hand).numpy())
     assert pairs == count.sum()
 
 
-def number_of_calls(pattern: Pattern, seq: int, is_causal: bool, heads: int = 8) -> int:
+def number_of_calls(pattern, seq, is_causal, heads=8):
     strides = TensorStrides.of(torch.empty(1, seq, heads, 64, device="meta"))
     of_keys = strides._replace(kv=True)
     return len(strided_calls(pattern, seq, heads, heads, 1, (strides, of_keys, of_keys), is_causal))

@@ -1,7 +1,5 @@
 """Layouts of the tensors that kernels are given."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -50,7 +48,7 @@ def test_what_is_copied(layout, x, copied):
 
 
 @pytest.fixture
-def operators(monkeypatch) -> list[tuple[str, list[Tensor]]]:
+def operators(monkeypatch):
     """The calls of torch's operators so far: name, and tensors `(batch, heads, rows, head_dim)` given."""
     calls, operator = [], aten._aten
 
@@ -65,7 +63,7 @@ def operators(monkeypatch) -> list[tuple[str, list[Tensor]]]:
     return calls
 
 
-def meta(problem: Problem, width: int = 128) -> list[Tensor]:
+def meta(problem, width=128):
     """Make query, key, value and dout without memory: slices of rows of `width` numbers."""
     heads = problem.heads, problem.kv_heads, problem.kv_heads, problem.heads
     made = (torch.empty(1, problem.seq, h, width, dtype=torch.bfloat16, device="meta") for h in heads)
@@ -107,7 +105,7 @@ def test_a_backward_pass_of_cudnn_has_equal_strides(at, operators):
 
 @pytest.mark.parametrize("dims", [3, 4])
 def test_lse_has_the_form_that_this_torch_gives_it_for_cudnn(dims, monkeypatch):
-    given: list[Any] = []
+    given = []
     monkeypatch.setattr(aten, "_aten", lambda name: lambda *arguments, **options: given.extend(arguments) or (None, None, None))
     x, lse = torch.empty(2, 3, 4, 8, device="meta"), torch.empty(2, 3, 4, device="meta")
     made = torch.empty(2, 3, 4, 1, device="meta") if dims == 4 else lse

@@ -1,8 +1,6 @@
 """Calls for which cuDNN has no execution plan."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -24,12 +22,12 @@ PATTERN, HEADS = Pattern([8, 16], [1, 2]), (4, 4)
 class Failing:
     """A kernel that computes as the CPU's does, but raises `error` in the second call of a pass."""
 
-    def __init__(self, where: str, error: Exception = NO_PLAN):
+    def __init__(self, where, error=NO_PLAN):
         self.calls: list[str] = []
         kernel = replace(CPU, name="cudnn", **{name: self._counted(name, error if name == where else None) for name in PASSES})
         self.backend = SDPA((kernel, CPU))
 
-    def _counted(self, name: str, error: Exception | None) -> Callable[..., Any]:
+    def _counted(self, name, error):
         def run(*arguments):
             self.calls.append(name)
             if error is not None and self.calls.count(name) == 2:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.calls import starts_of
 from helpers.sdpa import TorchRows, problem
-from helpers.strategies import Heads, patterns_with_heads
+from helpers.strategies import patterns_with_heads
 from hypothesis import given, strategies as st
 
 from dilkit import Pattern, Problem
@@ -20,7 +20,7 @@ from dilkit.inputs import Inputs
 CPU = KERNELS[0]
 
 
-def packed(pattern: Pattern, lengths: list[int], heads: Heads = (1, 1), **options) -> Problem:
+def packed(pattern, lengths, heads=(1, 1), **options):
     sizes = dict(seq=max(1, *lengths), heads=heads[0], kv_heads=heads[1], head_dim=8)
     return Problem(pattern=pattern, varlen=True, **sizes, **options)
 
@@ -56,7 +56,7 @@ def test_a_batch_takes_a_merge_and_three_additions():
 
 
 def test_thousands_of_sequences_take_a_few_calls():
-    calls: list[torch.Size] = []
+    calls = []
 
     def counting(q, *others):
         calls.append(q.shape)

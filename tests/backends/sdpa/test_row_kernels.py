@@ -46,7 +46,7 @@ def test_they_pass_their_proof(interpreted, dtype, head_dim):
     assert fusing.failure(interpreted, torch.device("cpu"), dtype, head_dim) == ""
 
 
-def views(x: torch.Tensor) -> dict[str, torch.Tensor]:
+def views(x):
     sliced = torch.full((x.shape[0], 3 * x.shape[2] + 1, 2 * x.shape[1], *x.shape[3:]), math.nan, dtype=x.dtype)
     view = sliced[:, 1::3, ::2].transpose(1, 2).copy_(x)
     return dict(packed=x.contiguous(), by_row=x.transpose(1, 2).contiguous().transpose(1, 2), sliced=view)
@@ -121,7 +121,7 @@ def test_nothing_is_compiled_anew_for_another_length(rate):
     assert [name.split()[0] for name in sorted(set(asked))] == ["add_rows", "merge_rows"]
 
 
-def source(kernel, part: str, sums: str, head_dim: int) -> ASTSource:
+def source(kernel, part, sums, head_dim):
     """A kernel for tensors whose rows begin at multiples of 16 numbers."""
     pointers = dict(out=f"*{sums}", total=f"*{sums}", part=f"*{part}", lse="*fp32", part_lse="*fp32")
     padded = next_power_of_2(head_dim)

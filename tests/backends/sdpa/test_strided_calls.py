@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 from helpers.sdpa import problems_of
-from helpers.strategies import Heads, patterns_with_heads
+from helpers.strategies import patterns_with_heads
 from hypothesis import given, strategies as st
 
 from dilkit import Pattern
 from dilkit.backends.sdpa.grids import form_grids
-from dilkit.backends.sdpa.strided_calls import MAX_PROBLEMS_PER_AXIS, StridedCall, TensorStrides, strided_calls
+from dilkit.backends.sdpa.strided_calls import MAX_PROBLEMS_PER_AXIS, TensorStrides, strided_calls
 
 
-def calls(pattern: Pattern, seq: int, heads: Heads, batch: int = 1) -> tuple[StridedCall, ...]:
+def calls(pattern, seq, heads, batch=1):
     q, k = (torch.empty(batch, seq, h, 8, device="meta") for h in heads)
     of_keys = TensorStrides.of(k, kv=True)
     return strided_calls(pattern, seq, *heads, batch, (TensorStrides.of(q), of_keys, of_keys))

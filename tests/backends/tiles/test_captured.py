@@ -8,7 +8,6 @@ import gc
 import threading
 import weakref
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -23,20 +22,20 @@ class Graph:
     capturing: Graph | None = None
 
     @classmethod
-    def get_currently_capturing_graph(cls) -> Graph | None:
+    def get_currently_capturing_graph(cls):
         if cls.capturing is None:
             raise RuntimeError("The current stream is not capturing.")
         return cls.capturing
 
 
 class Thing:
-    """What a graph points to."""
+    """An object that a graph points to."""
 
 
 @pytest.fixture
-def waits(monkeypatch) -> list[Any]:
-    """The devices that are waited for; torch's graphs are stand-ins."""
-    found: list[Any] = []
+def waits(monkeypatch):
+    """The devices that are waited for; torch's graphs are substitutes."""
+    found = []
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", found.append)
@@ -78,21 +77,21 @@ def test_things_of_graphs_that_torch_does_not_know_are_kept_for_good(waits, monk
 
 
 @pytest.fixture
-def numbers(monkeypatch) -> dict[int, int]:
-    found: dict[int, int] = {}
+def numbers(monkeypatch):
+    found = {}
     monkeypatch.setattr(counters, "cuda_stream_number", lambda stream: found.get(stream, stream))
     return found
 
 
 @pytest.fixture
-def own(monkeypatch, numbers: dict[int, int]) -> Counters:
+def own(monkeypatch, numbers):
     """Make counters on pretended devices, in CPU memory; the captured graph is unknown."""
     monkeypatch.setattr(torch.Tensor, "to", lambda self, device: self)
     monkeypatch.setattr(captured, "keep", lambda thing, device: None)
     return Counters()
 
 
-def value(address: int) -> int:
+def value(address):
     return ctypes.c_int32.from_address(address).value
 
 
@@ -129,7 +128,7 @@ def test_streams_without_end_are_forgotten_but_their_counters_never_used_again(o
 
 
 def test_threads_that_share_a_stream_share_its_counter(own):
-    found: list[int] = []
+    found = []
     threads = [threading.Thread(target=lambda: found.append(own.address(FIRST, 4096, capturing=False))) for _ in range(8)]
     for thread in threads:
         thread.start()

@@ -12,7 +12,7 @@ from dilkit.backends.tiles import device, kept
 from dilkit.backends.tiles.device import KEYS, QUERIES, device_schedule
 from dilkit.backends.tiles.relations import FAR
 from dilkit.backends.triton.sizes import Sizes
-from dilkit.backends.triton.tables import DeviceTables, device_tables
+from dilkit.backends.triton.tables import device_tables
 from dilkit.problem import Problem
 
 CPU = torch.device("cpu")
@@ -24,15 +24,15 @@ def nothing_said_yet():
     kept._warn_of_copies.cache_clear()
 
 
-def pose(**fields) -> Problem:
+def pose(**fields):
     return Problem(**{**dict(pattern=Pattern([64, 128], [1, 2]), seq=4096, heads=4, head_dim=16), **fields})
 
 
-def tiles(kind: str = QUERIES, **fields):
+def tiles(kind=QUERIES, **fields):
     return device_schedule(pose(**fields), 64, kind, CPU)
 
 
-def tables(kind: str = QUERIES, rows: int = 64, **fields) -> DeviceTables:
+def tables(kind=QUERIES, rows=64, **fields):
     pattern = Pattern.of(SlidingWindow(90), GlobalTokens(3))
     return device_tables(pose(pattern=pattern, is_causal=True, **fields), Sizes(rows, 32, 4, 2), kind, CPU)
 

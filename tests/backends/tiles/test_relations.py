@@ -45,7 +45,7 @@ def test_relations_show_the_count(branches, overlap, is_causal):
     check_count(Problem(pattern=Pattern.of(*branches, overlap=overlap), seq=25, is_causal=is_causal, **SIZES))
 
 
-def check_count(problem: Problem):
+def check_count(problem):
     if "unlowered" in problem.forms.names or any(form.without for form in problem.forms):  # what no relation is left of
         return
     want = problem.pattern.count(problem.seq, 4, kv_heads=2, is_causal=problem.is_causal).numpy()
@@ -166,7 +166,7 @@ def test_kinds_that_are_no_relations_are_an_error():
         schedule(problem, 16)
 
 
-def positions(found) -> set[int]:
+def positions(found):
     return {first + i * step for first, step, count in found.tolist() for i in range(count)}
 
 

@@ -32,7 +32,7 @@ from dilkit.testing.conformance import repeats_that_differ  # noqa: E402
 from dilkit.testing.problems import OTHER_KINDS, PROBLEMS, SCORES, Case  # noqa: E402
 
 OTHERS = ("dilated window causal", "global tokens", "window and global", "window and sinks", "blocks by heads causal", "prefix")
-"""Of the cases of other kinds, those that are not left for --all."""
+"""Cases of other kinds that are not left for --all."""
 
 
 class InterpretingLauncher:

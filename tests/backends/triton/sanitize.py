@@ -34,7 +34,7 @@ except ImportError:
     sys.exit("ttsem is not installed: make triton-sanitize")
 
 ROW_FIELDS = 4
-"""Of a tile: its first row, how many, their step, and their head."""
+"""Fields of a tile: its first row, how many, their step, and their head."""
 DTYPES = ("float32", "float16", "bfloat16")
 ON_GPUS = {"float16": 63, "bfloat16": 64, "float32": 32}
 """Dtypes with a head_dim, for cases that have the sizes of tiles that GPUs have."""

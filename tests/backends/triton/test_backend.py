@@ -25,7 +25,7 @@ from dilkit.testing.tensors import Tensors
 CAPABILITIES = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
 
 
-def pose(**fields) -> Problem:
+def pose(**fields):
     sizes = dict(seq=500, heads=4, kv_heads=2, head_dim=64, batch=2)
     return Problem(**{**dict(pattern=Pattern([256, 512], [1, 64])), **sizes, **fields})
 
@@ -90,13 +90,13 @@ def test_measured_sizes_are_launched_where_they_were_measured(tmp_path, monkeypa
     problem, backend = pose(dtype="bfloat16", device=gpu), TritonTiles(recorder)
     q, k, v = Tensors.random(pose(dtype="bfloat16")).qkv
 
-    def launched(problem: Problem) -> dict[str, Sizes]:
+    def launched(problem):
         recorder.launches.clear()
         out, lse = backend.forward(Inputs(q, k, v), problem)
         backend.backward(out, Inputs(q, k, v), out, lse, problem)
         return {role: sizes for role, sizes, *_ in recorder.launches}
 
-    def measured(kernel: TunedKernel) -> TunedEntry:
+    def measured(kernel):
         return TunedEntry(tuned.setup_of(gpu), kernel, (("32 x 16, 8 warps, 2 stages", 0.1), ("64 x 64, 4 warps, 3 stages", 0.2)))
 
     monkeypatch.setattr(device, "cuda_driver", lambda: 0)

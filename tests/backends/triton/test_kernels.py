@@ -3,8 +3,6 @@
 import re
 import sys
 from itertools import product
-from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.project import ROOT, succeed
@@ -31,12 +29,12 @@ ROLES = ("forward", "dquery", "dkeyvalue")
 HALVES = ("float16", "bfloat16")
 CAPABILITIES = (80, 90, 100, 120)
 PRODUCTS = {80: r"mma\.sync", 90: r"wgmma\.mma_async", 100: r"tcgen05\.mma", 120: r"mma\.sync"}
-"""By capability, the instruction in PTX that multiplies halves on tensor cores."""
+"""The instruction in PTX that multiplies halves on tensor cores, by capability."""
 SHARED_BYTES = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
-"""By capability, the shared memory that a block may have: there, and on 8.6 and 8.9, whose sizes are those of 8.0."""
+"""The shared memory that a block may have by capability: there, and on 8.6 and 8.9, whose sizes are those of 8.0."""
 
 
-def in_interpreter(file: str, shares: int, options: str, mark) -> list[Any]:
+def in_interpreter(file, shares, options, mark):
     given = [f"--share {i}/{shares} {options}".strip() for i in range(1, shares + 1)]
     return [pytest.param(file, one, marks=mark, id=f"{file} {one}") for one in given]
 
@@ -54,7 +52,7 @@ def test_kernels_agree_with_the_oracle_in_the_interpreter(file, options):
     print(succeed(sys.executable, str(ROOT / "tests/backends/triton" / file), *options.split(), cwd=ROOT, OMP_NUM_THREADS="1"))
 
 
-def check_code(role: str, dtype: str, head_dim: int, capability: int, folder: Path, softcap: float = 0.0):
+def check_code(role, dtype, head_dim, capability, folder, softcap=0.0):
     """Kernels do not spill, tall or low, and those for halves multiply on tensor cores, with 5 stages while copies run."""
     for low in (False, True):
         sizes = sizes_for(role, dtype, head_dim, (capability // 10, capability % 10), low)

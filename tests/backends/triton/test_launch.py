@@ -1,18 +1,16 @@
 """Launches through Triton."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from threading import Event
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed: make stages, on Linux")
 
-from helpers.triton_compile import AskedFor, FakeDriver, asked_for
+from helpers.triton_compile import FakeDriver, asked_for
 from triton.runtime import driver
 
 from dilkit import Pattern, SlidingWindow
@@ -30,15 +28,15 @@ WINDOW = Pattern.of(SlidingWindow(40))
 
 
 class AskingLauncher(DeviceLauncher):
-    def sizes(self, role: str, problem: Problem, low: bool) -> Sizes:
+    def sizes(self, role, problem, low):
         return sizes_for(role, problem.dtype, problem.head_dim, (9, 0), low)
 
-    def launch(self, role: str, sizes: Sizes, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]):
+    def launch(self, role, sizes, programs, arguments, constants):
         kernel(role).warmup(*arguments, **constants, **compiling(sizes), grid=(programs,))
 
 
 @pytest.fixture
-def asked() -> Iterator[AskedFor]:
+def asked():
     with asked_for() as found:
         yield found
 
@@ -67,10 +65,10 @@ class Loading:
         self.module, self.launched, self.broken, self.go_on = None, 0, 0, Event()
         self._loading = False
 
-    def warmup(self, *arguments, grid: tuple[int, ...], **options):
+    def warmup(self, *arguments, grid, **options):
         return SimpleNamespace(module=self.module)
 
-    def __getitem__(self, grid: tuple[int, ...]):
+    def __getitem__(self, grid):
         return self._run
 
     def _run(self, *arguments, **options):
@@ -84,7 +82,7 @@ class Loading:
 
 
 @pytest.fixture
-def loading(monkeypatch) -> Loading:
+def loading(monkeypatch):
     found = Loading()
     monkeypatch.setattr(launch, "kernel", lambda role: found)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
@@ -117,7 +115,7 @@ def test_a_kernel_is_loaded_by_one_thread(loading):
 def test_devices_wait_for_each_other_at_first_launches_alone(loading, monkeypatch):
     busy, go_on, order = Event(), Event(), []
 
-    def run(*arguments, device: str, waits: bool = False, **options):
+    def run(*arguments, device, waits=False, **options):
         order.append(f"{device} begins")
         if waits:
             busy.set()
@@ -128,7 +126,7 @@ def test_devices_wait_for_each_other_at_first_launches_alone(loading, monkeypatc
     monkeypatch.setattr(loading, "_run", run)
     given = {name: (SimpleNamespace(data=SimpleNamespace(device=torch.device(name))),) for name in ("cuda:0", "cuda:1")}
 
-    def launch_on(name: str, **constants):
+    def launch_on(name, **constants):
         DeviceLauncher().launch("forward", SIZES, 1, given[name], dict(device=name, **constants))
 
     with ThreadPoolExecutor(2) as threads:

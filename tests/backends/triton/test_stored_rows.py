@@ -22,7 +22,7 @@ from dilkit.bias.form import BiasForm
 from dilkit.decoding.protocol import Span, place
 
 
-def pose(**fields) -> Problem:
+def pose(**fields):
     own = dict(seq=1, heads=6, kv_heads=1, head_dim=64, is_causal=True, stored="float32", dtype="float32") | fields
     return Problem(pattern=Pattern.dense(), device=Device("cuda", "GPU", (9, 0)), **own)
 
@@ -147,13 +147,12 @@ def test_positions_of_too_many_tokens_are_refused():
     step = make_step(case)
     placed = place(step, case.problem)
     many = torch.zeros(1, 1, 2).expand(1, 2**31, 2)
-    assert step.bias is not None
     with pytest.raises(ValueError, match="positions of the bias are of 2147483648 tokens; at most 2147483647"):
         counts_of(placed._replace(step=step._replace(bias=step.bias._replace(positions=many))))
 
 
 def test_columns_of_tables_are_those_of_spans():
-    """The kernel has numbers in the place of names."""
+    """The kernel has numbers in place of names."""
     need_triton()
     from dilkit.backends.triton import spans
 

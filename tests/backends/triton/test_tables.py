@@ -1,7 +1,5 @@
 """The tables of the kernels in Triton against the count."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from helpers.strategies import mixes, patterns
@@ -10,15 +8,15 @@ from hypothesis import given, strategies as st
 from dilkit import BlockSparse, Documents, GlobalTokens, Pattern, Prefix, SlidingWindow, Strided
 from dilkit.backends.tiles.device import KEYS, QUERIES
 from dilkit.backends.tiles.relations import FORMS
-from dilkit.backends.tiles.schedule import Group, schedule, schedule_refusals
+from dilkit.backends.tiles.schedule import schedule, schedule_refusals
 from dilkit.backends.triton import segment_strips, strips
-from dilkit.backends.triton.tables import Tables, make_tables
+from dilkit.backends.triton.tables import make_tables
 from dilkit.problem import Problem
 
 SIZES = dict(heads=4, kv_heads=2, head_dim=8)
 
 
-def seen(problem: Problem, made: Tables, group: Group, kind: str, columns: int) -> np.ndarray[Any, Any]:
+def seen(problem, made, group, kind, columns):
     """Count how often tiles show each query each key, `(heads, seq, seq)`, computed as in the kernels."""
     count = np.zeros((problem.heads, problem.seq, problem.seq))
     per_head = problem.heads // problem.kv_heads if kind == KEYS else 1
@@ -43,7 +41,7 @@ def seen(problem: Problem, made: Tables, group: Group, kind: str, columns: int) 
     return count
 
 
-def check(problem: Problem, rows: int, columns: int):
+def check(problem, rows, columns):
     want = problem.pattern.count(problem.seq, problem.heads, kv_heads=problem.kv_heads, is_causal=problem.is_causal).numpy()
     for kind in (QUERIES, KEYS):
         count = np.zeros(want.shape)

@@ -6,10 +6,8 @@ import math
 import os
 import random
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -26,7 +24,7 @@ STAND_INS = "timm", "timm.models", "timm.models.layers", "timm.models.registry",
 
 
 @pytest.fixture
-def peer(request, monkeypatch) -> Iterator[None]:
+def peer(request, monkeypatch):
     """The checkout of this name can be imported from; afterwards nothing of it is loaded."""
     if why := unavailable(request.param):
         pytest.skip(why)
@@ -66,13 +64,13 @@ def test_longnet_runs_without_flash_attn(peer):
         torch.testing.assert_close(made(**inputs)["encoder_out"], own, rtol=0, atol=1e-12)
 
 
-def plain_softmax(q, k, v, dropout: float = 0.0, bias=None, scale=None, is_causal: bool = False):
+def plain_softmax(q, k, v, dropout=0.0, bias=None, scale=None, is_causal=False):
     """Return what flash-attn computes: the result, and the logarithm of the softmax's denominator."""
     scores = torch.einsum("blhd,bmhd->bhlm", q * q.shape[-1] ** -0.5, k)
     return torch.einsum("bhlm,bmhd->blhd", scores.softmax(-1), v), scores.logsumexp(-1)
 
 
-def their_encoder(lengths: tuple[int, ...], global_pool: bool):
+def their_encoder(lengths, global_pool):
     code = importlib.import_module("gigapath.slide_encoder")
     known = sys.modules["torchscale.model.LongNetConfig"]
     known.LongNet_2_layers_64_dim = dict(known.LongNet_12_layers_256_dim, encoder_layers=2, encoder_embed_dim=64)
@@ -115,7 +113,7 @@ NEWER = "varlen_paged_kv_num_splits", "kvcache_paged_block_table_bounds", "gener
 
 
 @pytest.fixture
-def tests_of_flash_attn(monkeypatch) -> Iterator[Any]:
+def tests_of_flash_attn(monkeypatch):
     """The module of flash-attn's tests on a CPU, with dilkit as flash-attn; what it does 250 times is done thrice."""
     if why := unavailable("flash_attn"):
         pytest.skip(why)
@@ -127,13 +125,13 @@ def tests_of_flash_attn(monkeypatch) -> Iterator[Any]:
         for name in ("flash_attn.layers", "flash_attn.layers.rotary"):
             monkeypatch.setitem(sys.modules, name, ModuleType(name))
         vars(sys.modules[name]).update(apply_rotary_emb=turned)
-        module: Any = ModuleType("tests_of_flash_attn")
+        module = ModuleType("tests_of_flash_attn")
         exec(compile(file.read_text().replace('"cuda"', '"cpu"'), file, "exec"), vars(module))
         module.range = lambda *numbers: builtins.range(*numbers[:-1], min(numbers[-1], 3))
         yield module
 
 
-def turned(x, cos, sin, interleaved: bool = False, seqlen_offsets=0):
+def turned(x, cos, sin, interleaved=False, seqlen_offsets=0):
     """Rotate `x` `(batch, rows, heads, head_dim)` as complex numbers."""
     half, positions = cos.shape[1], seqlen_offsets[:, None] + torch.arange(x.shape[1])
     pairs = x[..., : 2 * half].float().unflatten(-1, (half, 2) if interleaved else (2, half))
@@ -142,12 +140,12 @@ def turned(x, cos, sin, interleaved: bool = False, seqlen_offsets=0):
     return torch.cat([(pairs if interleaved else pairs.mT).flatten(-2).to(x.dtype), x[..., 2 * half :]], -1)
 
 
-def sampled(function, most: int, draw: random.Random) -> list[dict[str, Any]]:
+def sampled(function, most, draw):
     """Draw different parameters of a test, of sequences of at most 1,025 rows; one in eight may have four times the pairs."""
     marks = [mark.args for mark in function.pytestmark if mark.name == "parametrize"]
-    cases: dict[str, dict[str, Any]] = {}
+    cases = {}
     for _ in range(100 * most):
-        case: dict[str, Any] = {}
+        case = {}
         for names, values in marks:
             value = draw.choice([*values])
             case |= zip(names.split(","), value, strict=True) if "," in names else {names: value}
@@ -161,7 +159,7 @@ def sampled(function, most: int, draw: random.Random) -> list[dict[str, Any]]:
 @pytest.mark.timeout(3600)
 def test_tests_of_flash_attn_pass(tests_of_flash_attn):
     draw, passed = random.Random(0), 0
-    failures: list[str] = []
+    failures = []
     names = [name for name in vars(tests_of_flash_attn) if name.startswith("test_") and name[16:] not in NEWER]
     while names:
         function = getattr(tests_of_flash_attn, names.pop())

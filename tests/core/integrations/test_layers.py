@@ -5,7 +5,6 @@ import re
 import sys
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -35,9 +34,7 @@ from dilkit.integrations.titan import TitanAttention, replace_attention
 NAT, DILATE = partial(NeighborhoodAttention2D, 6, 2), partial(MultiDilatelocalAttention, 12)
 
 
-def by_masks(
-    q: Tensor, k: Tensor, v: Tensor, windows: Neighborhood, more_keys: Tensor, more_values: Tensor, rpb: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def by_masks(q, k, v, windows, more_keys, more_values, rpb=None):
     """`out` and `lse` over the cells in each cell's windows, and over further keys, by a mask of all pairs."""
     seen, entries = torch.ones(1, 1, dtype=torch.bool), torch.zeros(1, 1, dtype=torch.long)
     for axis, size in enumerate(windows.shape):
@@ -59,7 +56,7 @@ def by_masks(
     return torch.einsum("bihj,bjhd->bihd", scores.softmax(-1), values), scores.logsumexp(-1)
 
 
-def by_cells(layer: NeighborhoodAttention2D, x: Tensor) -> Tensor:
+def by_cells(layer, x):
     """The layer on maps that hold a window."""
     q, k, v = layer.qkv(x).unflatten(-1, (3, layer.num_heads, layer.head_dim)).unbind(3)
     windows = Neighborhood(x.shape[1:3], layer.kernel_size, layer.dilation, stride=layer.stride, causal=layer.is_causal)
@@ -77,7 +74,7 @@ WINDOWS = {
 @pytest.mark.parametrize("more", [0, 5])
 @pytest.mark.parametrize("function", WINDOWS, ids=lambda function: function.__name__)
 def test_functions_of_natten(function, more):
-    fields: Any = WINDOWS[function]
+    fields = WINDOWS[function]
     sizes = [(*fields["shape"], heads, dim) for heads, dim in ((4, 8), (2, 8), (2, 6))] + [(more, 2, 8), (more, 2, 6)]
     tensors = [torch.randn(2, *size, dtype=torch.float64, requires_grad=True) for size in sizes]
     further = dict(zip(("additional_keys", "additional_values"), tensors[3:], strict=True)) if more else {}
@@ -95,11 +92,10 @@ def test_rows_without_a_key_are_merged_to_nothing():
     merged, merged_lse = merge_attentions(list(outputs), list(lse))
     assert merged_lse.flatten().tolist() == [-torch.inf, 0, 1]
     torch.autograd.backward([merged, merged_lse[:, 1:]], [torch.ones_like(merged), torch.ones(1, 2, 1)])
-    assert lse.grad is not None
     assert lse.grad.flatten().tolist() == [0, 0, 0, 0, 1, 1]
 
 
-def unfolded(layer: MultiDilatelocalAttention, x: Tensor) -> Tensor:
+def unfolded(layer, x):
     (batch, height, width, dim), groups, size = x.shape, len(layer.dilation), layer.kernel_size
     by_group = layer.qkv(x.permute(0, 3, 1, 2)).view(batch, 3, groups, dim // groups, height, width).unbind(2)
     parts = []
@@ -151,7 +147,6 @@ def test_maps_smaller_than_a_window_are_padded_after_their_last_cells(shape):
 def test_a_line_and_a_volume_are_maps_with_a_side_of_one_cell():
     line, flat = NeighborhoodAttention1D(6, 2, 3, 2), NAT((1, 3), (1, 2))
     solid = NeighborhoodAttention3D(6, 2, (1, 1, 3), (1, 1, 2))
-    assert line.rpb is not None
     for layer, rpb in ((flat, line.rpb[:, None]), (solid, line.rpb[:, None, None])):
         layer.load_state_dict({**line.state_dict(), "rpb": rpb})
     x = torch.randn(2, 9, 6)
@@ -173,7 +168,6 @@ def test_the_names_are_those_of_transformers_own_layer():
     layer = NAT(3, 2)
     model = nn.ModuleDict({"attention": layer})
     model.load_state_dict({f"attention.{name}": value for name, value in theirs.state_dict().items()})
-    assert layer.rpb is not None
     assert torch.equal(layer.rpb, theirs.self.rpb)
     assert torch.equal(layer.qkv.weight, torch.cat([getattr(theirs.self, name).weight for name in ("query", "key", "value")]))
     assert torch.equal(layer.proj.bias, theirs.output.dense.bias)
@@ -181,7 +175,7 @@ def test_the_names_are_those_of_transformers_own_layer():
         model.load_state_dict({"attention.self.query.weight": torch.zeros(6, 6)})
 
 
-def swin_by_definition(layer: ShiftedWindowAttention, x: Tensor) -> Tensor:
+def swin_by_definition(layer, x):
     """The windows of a rolled map of three windows a side, of which rolled parts do not see each other."""
     (side, _), (step, _), (batch, size, _, dim) = layer.window_size, layer.shift_size, x.shape
     padded = F.pad(x, (0, 0, 0, 2, 0, 2))
@@ -215,13 +209,13 @@ def test_swin_is_its_definition(step):
 class PlainAttention(nn.Module):
     """A block's attention as TITAN defines it, with a matrix `(batch, heads, 1 + tiles, 1 + tiles)`."""
 
-    def __init__(self, pos_encode: str = "alibi", attn_drop: float = 0.0, norm: bool = False):
+    def __init__(self, pos_encode="alibi", attn_drop=0.0, norm=False):
         super().__init__()
         self.num_heads, self.head_dim, self.pos_encode, self.attn_drop_prob = 3, 4, pos_encode, attn_drop
         self.qkv, self.proj, self.proj_drop = nn.Linear(12, 36), nn.Linear(12, 12), nn.Dropout(0.0)
         self.q_norm, self.k_norm = (nn.LayerNorm(4) if norm else nn.Identity() for _ in range(2))
 
-    def forward(self, x: Tensor, attn_bias: Tensor, bg_mask: Tensor | None = None) -> Tensor:
+    def forward(self, x, attn_bias, bg_mask=None):
         q, k, v = self.qkv(x).unflatten(-1, (3, 3, 4)).unbind(2)
         scores = torch.einsum("bihd,bjhd->bhij", self.q_norm(q), self.k_norm(k)) / 2 + attn_bias
         if bg_mask is not None and len(x) > 1:
@@ -232,7 +226,7 @@ class PlainAttention(nn.Module):
         return self.proj_drop(self.proj(out))
 
 
-def matrix(coordinates: Tensor) -> Tensor:
+def matrix(coordinates):
     batch, tiles, _ = coordinates.shape
     bias = torch.zeros(batch, 3, 1 + tiles, 1 + tiles, dtype=coordinates.dtype)
     bias[:, :, 1:, 1:] = -alibi_slopes(3).to(bias)[:, None, None] * torch.cdist(coordinates, coordinates)[:, None]
@@ -242,7 +236,7 @@ def matrix(coordinates: Tensor) -> Tensor:
 class PlainEncoder(nn.Module):
     """Slide encoder with the module names that `replace_attention` looks for, which passes the bias to its blocks."""
 
-    def __init__(self, pos_encode: str = "alibi"):
+    def __init__(self, pos_encode="alibi"):
         super().__init__()
         self.pos_encode_type, self.blocks = pos_encode, nn.Module()
         self.blocks.modules_list = nn.ModuleList(nn.ModuleDict({"norm": nn.LayerNorm(12)}) for _ in range(2))
@@ -250,11 +244,11 @@ class PlainEncoder(nn.Module):
             block.attn = PlainAttention(pos_encode)
         self.local_alibi, self.local_alibi_status = self.get_alibi(6, 6), True
 
-    def get_alibi(self, w: int, h: int, bg_mask: Tensor | None = None) -> Tensor:
+    def get_alibi(self, w, h, bg_mask=None):
         cells = torch.tensor([(x, y) for x in range(w) for y in range(h)], dtype=torch.float32)
         return matrix((cells if bg_mask is None else cells[bg_mask.flatten()])[None])
 
-    def forward_features(self, grid: Tensor, bg_mask: Tensor) -> Tensor:
+    def forward_features(self, grid, bg_mask):
         batch, w, h, dim = grid.shape
         bias = self.get_alibi(w, h, bg_mask) if batch == 1 else self.get_alibi(w, h)
         bias = bias.repeat(batch, 1, 1, 1).type(grid.dtype)
@@ -296,7 +290,7 @@ def test_less_memory_than_that_of_a_matrix_of_all_pairs():
 class PlainBlock(nn.Module):
     """A block of MOOZY as it defines it, with a matrix of all pairs and two registers."""
 
-    def __init__(self, attn_drop: float = 0.0):
+    def __init__(self, attn_drop=0.0):
         super().__init__()
         self.head_dim, self.attn_drop_prob = 4, attn_drop
         for name in ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"):
@@ -306,7 +300,7 @@ class PlainBlock(nn.Module):
         self.pos_bias = nn.Module()
         self.pos_bias.slopes = nn.Parameter(-torch.rand(3, 1))
 
-    def forward(self, x: Tensor, positions: Tensor, attn_mask: Tensor, patch_sizes: Tensor, num_registers: int) -> Tensor:
+    def forward(self, x, positions, attn_mask, patch_sizes, num_registers):
         normed, heads = self.norm1(x), (-1, self.head_dim)
         query, key, value = (part(normed).unflatten(-1, heads).mT for part in (self.q_proj, self.k_proj, self.v_proj))
         scores = torch.einsum("bidh,bjdh->bhij", self.q_norm(query.mT).mT, self.k_norm(key.mT).mT) / 2
@@ -356,7 +350,7 @@ def test_the_matrix_that_slide2vec_makes_is_left_out(monkeypatch):
     encoder, grid, mask = PlainEncoder(), torch.randn(1, 3, 4, 12), torch.rand(1, 3, 4) < 0.7
     before, orig_forward_features = encoder.forward_features(grid, mask), PlainEncoder.forward_features
 
-    def forward_features(self: PlainEncoder, grid: Tensor, bg_mask: Tensor) -> Tensor:
+    def forward_features(self, grid, bg_mask):
         assert orig_forward_features is None, "the matrix of all pairs"
         return grid
 
@@ -384,11 +378,11 @@ def test_compiled_it_is_the_same_for_every_size(layer, inputs):
         assert_close(compiled(*tensors), layer(*tensors))
 
 
-def tiles_of(*shape: int, **options):
+def tiles_of(*shape, **options):
     return lambda: TitanAttention(12, 3)(torch.randn(2, 5, 12), torch.zeros(shape), **options)
 
 
-def hooked() -> nn.Module:
+def hooked():
     module = PlainAttention()
     module.register_forward_hook(lambda *call: None)
     return module
@@ -442,13 +436,13 @@ def test_one_made_on_the_meta_device():
 PAGE = (ROOT / "docs" / "migrating.md").read_text()
 
 
-def on_the_page(language: str, word: str, **names) -> dict[str, Any]:
+def on_the_page(language, word, **names):
     (code,) = [code for code in re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if word in code]
     exec(code, names)
     return names
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+def attention(q, k, v, is_causal=False):
     return F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=is_causal).transpose(1, 2)
 
 

@@ -3,16 +3,13 @@
 import doctest
 from itertools import product
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from helpers import launch
-from torch import Tensor
 from torch.testing import assert_close
 
 from dilkit import Pattern, SlidingWindow, dilated_attention
-from dilkit.comm import Comm
 
 pytest.importorskip("torch.distributed.tensor.parallel", reason="this torch is built without torch.distributed")
 from torch.distributed.device_mesh import init_device_mesh
@@ -26,7 +23,7 @@ from dilkit.integrations.torchtitan import ContextParallelStyle, InnerAttention
 PATTERN = Pattern([8, 24], [1, 2])
 
 
-def inputs() -> list[Tensor]:
+def inputs():
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(44, heads, 8, generator=generator, requires_grad=True) for heads in (4, 2, 2)]
 
@@ -75,13 +72,13 @@ PATTERNS = (
 MASKS = None, SimpleNamespace(cu_seq_q=torch.tensor([0, 7, 40, 44], dtype=torch.int32))
 
 
-def results(inner, tensors: list[Any], masks) -> list[Tensor]:
+def results(inner, tensors, masks):
     out = inner(*tensors, attention_masks=masks)
     out.sin().sum().backward()
     return [x.full_tensor() if hasattr(x, "full_tensor") else x for x in (out, *(x.grad for x in tensors))]
 
 
-def rows_and_heads(world: Comm, rows: int):
+def rows_and_heads(world, rows):
     """torchtitan's layout over `rows` ranks of rows along `cp`, and the others of heads along `tp`.
 
     Once as DTensors sharded by both; once by rows, handed to the module as plain tensors by `local_map`, as torchtitan does.

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from helpers.calls import tensors
-from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from dilkit import (
@@ -68,7 +67,7 @@ BEYOND = Pattern.of(SlidingWindow(3), GlobalTokens([1, 16]))
 
 
 class Whole(torch.nn.Module):
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def forward(self, query, key, value):
         return dilated_attention(query, key, value, BEYOND)
 
 
@@ -112,7 +111,7 @@ def test_a_global_token_that_may_yet_come_is_taken():
 MIX = Pattern.of(SlidingWindow(300), DilatedSegment(512, 4), GlobalTokens(4))
 
 
-def problem(pattern: Pattern = MIX, seq: int = 4096) -> Problem:
+def problem(pattern=MIX, seq=4096):
     return Problem(pattern=pattern, seq=seq, heads=4, head_dim=8, requires_grad=True)
 
 

@@ -1,10 +1,7 @@
 """Blocks and intervals that each call gives."""
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 from dilkit import BlockSparse, Intervals, Pattern, SlidingWindow, dilated_attention, plan
 from dilkit.sparse import intervals_of_mask, top_k_blocks
@@ -14,23 +11,23 @@ GIVEN, BY_ROW = Pattern.of(BlockSparse(None, 8)), Pattern.of(Intervals(None, mos
 SEQ, HEADS, BLOCKS = 29, 4, 4
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
+def normal(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 Q, K = normal(2, SEQ, HEADS, 8), normal(2, SEQ, 2, 8, seed=1)
 
 
-def attend(layout, pattern: Pattern = GIVEN, **options):
+def attend(layout, pattern=GIVEN, **options):
     return dilated_attention(Q, K, K, pattern, block_layout=layout, **options)
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
+def drawn(*shape, seed=0):
     batch, heads, most = shape
     return random_intervals((batch, heads, SEQ, most), torch.Generator().manual_seed(seed), torch.device("cpu"))
 
 
-def shown_by(intervals: Tensor) -> Tensor:
+def shown_by(intervals):
     """Return the mask that intervals stand for, pair by pair."""
     mask = torch.zeros(*intervals.shape[:3], intervals.shape[2], dtype=torch.bool)
     for batch, head, row, number in torch.cartesian_prod(*map(torch.arange, intervals.shape[:4])).tolist():
@@ -51,7 +48,7 @@ def test_values_and_text(branch):
 @pytest.mark.parametrize("backend", ["native", "reference"])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_intervals_are_those_of_a_mask(backend, is_causal):
-    """That torch's own attention takes; and a mask has these runs."""
+    """The mask is one that torch's own attention takes, and has these runs."""
     for seed, (batch, heads) in enumerate([(1, 1), (2, 1), (1, HEADS), (2, HEADS)]):
         intervals = drawn(batch, heads, 3, seed=seed)
         mask = shown_by(intervals)
@@ -60,7 +57,7 @@ def test_intervals_are_those_of_a_mask(backend, is_causal):
         q, k = Q.transpose(1, 2), K.transpose(1, 2)
         expected = torch.nn.functional.scaled_dot_product_attention(q, k, k, mask, enable_gqa=True)
         expected = expected.masked_fill(~mask.any(-1, keepdim=True), 0.0).transpose(1, 2)
-        options: Any = dict(intervals=intervals, is_causal=is_causal, backend=backend, return_lse=True)
+        options = dict(intervals=intervals, is_causal=is_causal, backend=backend, return_lse=True)
         out, lse = dilated_attention(Q, K, K, BY_ROW, **options)
         torch.testing.assert_close(out, expected)
         assert torch.equal(lse == -torch.inf, ~mask.any(-1).expand(2, HEADS, -1))
@@ -68,7 +65,7 @@ def test_intervals_are_those_of_a_mask(backend, is_causal):
 
 def test_intervals_compiled_exported_and_in_lower_precision():
     class Layer(torch.nn.Module):
-        def forward(self, query: Tensor, key: Tensor, intervals: Tensor):
+        def forward(self, query, key, intervals):
             return dilated_attention(query, key, key, BY_ROW, intervals=intervals, is_causal=True)
 
     arguments = Q.float(), K.float(), drawn(1, HEADS, 3)
@@ -112,7 +109,6 @@ def test_gradients_and_compiled_calls():
 
     def loss(q, k):
         out = dilated_attention(q, k, k, GIVEN, block_layout=chosen, backend="reference")
-        assert isinstance(out, Tensor)
         return out.square().sum()
 
     assert torch.autograd.gradcheck(loss, leaves)

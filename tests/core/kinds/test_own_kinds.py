@@ -2,9 +2,8 @@
 
 import importlib
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -52,7 +51,7 @@ class Page(dilkit.Branch):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _package(tmp_path_factory) -> Iterator[None]:
+def _package(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     (folder / "page_package.py").write_text(PAGE)
     (folder / "leaving_package.py").write_text("import sys\nsys.exit('leaving')\n")
@@ -68,7 +67,7 @@ def _package(tmp_path_factory) -> Iterator[None]:
         sys.modules.pop("page_package", None)
 
 
-def own(text: str) -> Pattern:
+def own(text):
     return Pattern.from_json(f'{{"branches":[{text}]}}')
 
 
@@ -103,7 +102,7 @@ def test_broken_kinds_are_listed_and_stop_no_other(capsys):
             own(f'{{"kind":"{kind}"}}')
 
 
-def cases() -> Iterator[tuple[str, dict[str, Any]]]:
+def cases():
     yield COLOURS, dict(dtype="float64")
     yield COLOURS, dict(is_causal=True, mask="random", heads=6, kv_heads=2)
     yield ECHO, dict(dtype="bfloat16", is_causal=True)
@@ -176,7 +175,7 @@ class Near(dilkit.Branch):
     def sees(self, rows, keys, heads):
         return ((rows[:, None] >= keys) & (rows[:, None] - keys <= self.back))[None]
 
-    def forms(self, heads, seq: int) -> list[Band]:
+    def forms(self, heads, seq):
         return [Band(heads=self.range_served(heads), back=min(self.back, seq - 1), ahead=0)]
 
 

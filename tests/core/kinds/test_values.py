@@ -236,7 +236,7 @@ def test_runs_of_a_layout_are_what_it_shows(heads, blocks, share, seed, data):
 SEQ = 37
 
 
-def _bigbird(i: int, j: int) -> bool:
+def _bigbird(i, j):
     a, b = i // 4, j // 4
     return abs(a - b) < 2 or a in (0, 9) or b in (0, 9)
 
@@ -251,7 +251,7 @@ PRESETS = {
 
 
 CAUSAL = ("mistral", "streaming_llm", "sparse_transformer")
-"""Those that their papers define for causal attention alone."""
+"""Patterns that their papers define for causal attention alone."""
 CASES = [(name, is_causal) for name in PRESETS for is_causal in (True, False) if is_causal or name not in CAUSAL]
 
 

@@ -27,7 +27,7 @@ class Case:
 
 
 class CommandError(Exception):
-    """What a command wrote to stderr before it ended with exit code 2."""
+    """The output of a command on stderr before it ended with exit code 2."""
 
 
 def made(kind: Callable[..., Any], *args, **options) -> Callable[[], Any]:

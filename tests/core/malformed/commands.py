@@ -42,7 +42,6 @@ COMMANDS = {
     "png of a gif": refused("order --png x.gif", "--png", "'x.gif'", ".png"),
     "resume of no suite": refused("bench --resume", "--resume", "--suite"),
     "length of a suite": refused("bench --suite cpu --seq 5", "--seq", "--suite cpu"),
-    "seq and seqs": refused("bench --seq 64 --seqs 64,128", "--seqs", "--seq 64"),
     "no file": refused("report none.json", "none.json", "does not exist"),
     "a device as a file": refused("report /dev/zero", "/dev/zero", "no regular file"),
     "a device to compare": refused(f"compare /dev/zero {CPU}", "/dev/zero", "no regular file"),

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from core.malformed.attention import CALLS, EXTRAS, MODULES
-from core.malformed.case import Case
 from core.malformed.commands import COMMANDS
 from core.malformed.forms import FORMS
 from core.malformed.given import BLOCKS, INTERVALS
@@ -50,7 +49,7 @@ def test_malformed(part, monkeypatch):
     assert not {name: text for name, text in wrong.items() if text}
 
 
-def complaint(case: Case) -> str:
+def complaint(case):
     torch.manual_seed(0)
     try:
         case.call()

@@ -1,13 +1,9 @@
 """Tensors that operators are given without `dilated_attention`."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from helpers.calls import PATTERN, encode_call, tensors
 from helpers.pairwise import every_pair
-from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from dilkit import Pattern, dilated_attention
@@ -20,15 +16,15 @@ Q, K, V = tensors()
 OUT, LSE = torch.zeros_like(Q), torch.zeros(2, 4, 20)
 
 
-def call(backend: str) -> tuple[None, float, str]:
+def call(backend):
     return None, 0.3, encode_call(PATTERN, False, True, backend)
 
 
-def strided(x: Tensor) -> Tensor:
+def strided(x):
     return x.mT.contiguous().mT if x.dim() == 4 else x
 
 
-def shrunk(x: Tensor) -> Tensor:
+def shrunk(x):
     x = x.clone()
     x.untyped_storage().resize_(100)
     return x
@@ -101,7 +97,7 @@ def test_an_operator_refuses_a_mask_that_does_not_fit():
             forward_op(Q, K, V, mask, *call("native")[1:])
 
 
-def gradients(backend: str, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> tuple[Tensor, ...]:
+def gradients(backend, pack, unpack):
     inputs = [x.clone().requires_grad_() for x in (Q, K, V)]
     with saved_tensors_hooks(pack, unpack):
         out = dilated_attention(*inputs, PATTERN, backend=backend)

@@ -1,13 +1,11 @@
 """`dilated_attention` under torch.compile and torch.export, and torch's own checks of an operator."""
 
 import io
-from collections.abc import Iterator
 
 import pytest
 import torch
 from helpers.calls import NEEDS_COMPILER, PATTERN, TORCH_WARNS, Recorder, attend, encode_call, tensors
 from helpers.fakes import registered
-from torch import Tensor
 
 import dilkit
 from dilkit import Pattern, dilated_attention
@@ -17,8 +15,8 @@ pytestmark = [pytest.mark.usefixtures("fresh_compiler"), TORCH_WARNS]
 
 
 @pytest.fixture
-def log() -> Iterator[list[tuple[str, str, int]]]:
-    entries: list[tuple[str, str, int]] = []
+def log():
+    entries = []
     with registered(Recorder("first", entries)), registered(Recorder("second", entries)):
         yield entries
 
@@ -36,7 +34,7 @@ def test_opcheck(dtype, masked):
     torch.library.opcheck(backward_op, (torch.randn_like(saved[3]), *saved, mask, 0.3, call))
 
 
-def call_of_everything(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def call_of_everything(query, key, value, mask):
     out, lse = attend(query * 2, key, value, is_causal=True, key_padding_mask=mask, return_lse=True)
     return out + 1, lse.masked_fill(lse == -torch.inf, 0)
 
@@ -99,7 +97,7 @@ def test_an_error_of_the_choice_comes_through_compiled_code():
 
 
 class Attention(torch.nn.Module):
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def forward(self, query, key, value):
         return attend(query, key, value, is_causal=True)
 
 

@@ -1,9 +1,7 @@
 """Plug-ins that return or raise nonsense."""
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -18,10 +16,10 @@ CASE = next(case for case in PROBLEMS if case.gradients and case.dtype == "float
 
 
 class Gone(BaseException):
-    """What is no Exception."""
+    """A BaseException that is no Exception."""
 
 
-def raising(error: BaseException) -> Callable[..., Any]:
+def raising(error):
     def act(*_):
         raise error
 
@@ -58,15 +56,15 @@ BACKWARD = {
 }
 
 
-def plug_in(name: str, **methods: Callable[..., Any]) -> Reference:
+def plug_in(name, **methods):
     return type("PlugIn", (Reference,), methods)(name=name)
 
 
-def odd_forward(odd: Callable[..., Any]) -> Callable[..., Any]:
+def odd_forward(odd):
     return lambda self, query, *inputs: odd(*Reference.forward(self, query, *inputs), query)
 
 
-def odd_backward(odd: Callable[..., Any]) -> Callable[..., Any]:
+def odd_backward(odd):
     return lambda self, *inputs: odd(*Reference.backward(self, *inputs))
 
 

@@ -32,7 +32,7 @@ class Near(dilkit.Branch):
     reach: int
     heads: tuple[int, int] | None = None
 
-    def sees(self, rows: torch.Tensor, keys: torch.Tensor, heads) -> torch.Tensor:
+    def sees(self, rows, keys, heads):
         return ((rows[:, None] - keys).abs() <= self.reach)[None]
 
 
@@ -40,7 +40,7 @@ PATTERN, DENSE = Pattern([8, 32], [1, 4]), Pattern.dense()
 Q, K = torch.randn(2, 10, 4, 8), torch.randn(2, 25, 2, 8)
 
 
-def starts(*numbers: int) -> torch.Tensor:
+def starts(*numbers):
     return torch.tensor(numbers, dtype=torch.int32)
 
 

@@ -5,13 +5,11 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from helpers.calls import PATTERN, Recorder, attend, encode_call, gradients, tensors
 from helpers.fakes import registered
-from torch import Tensor
 
 import dilkit
 from dilkit import Inputs, Problem
@@ -19,7 +17,7 @@ from dilkit.op.operators import forward_op
 from dilkit.oracle import oracle_attention
 
 
-def attend_lse(*inputs: Tensor, **options) -> tuple[Tensor, Tensor]:
+def attend_lse(*inputs, **options):
     return attend(*inputs, return_lse=True, **options)
 
 
@@ -51,7 +49,7 @@ def test_gradients_for_some_inputs_only(wanted):
 
 
 def test_what_is_saved_for_the_backward():
-    saved: list[Tensor] = []
+    saved = []
     inputs, mask = tensors(requires_grad=True), torch.zeros(2, 20, dtype=torch.bool)
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
         with torch.no_grad():
@@ -91,7 +89,7 @@ def test_a_single_head_dimension_may_have_any_stride():
 
 
 def test_the_backward_goes_to_whom_the_forward_went():
-    log: list[tuple[str, str, int]] = []
+    log = []
     with registered(Recorder("first", log)), registered(Recorder("second", log)):
         with dilkit.use_backend("first"):
             out = attend(*tensors(requires_grad=True), backend=None)
@@ -103,7 +101,7 @@ def test_the_backward_goes_to_whom_the_forward_went():
 def test_threads_do_not_disturb_each_other():
     problems = [tensors(seq=8 + i) for i in range(16)]
     expected = [gradients(attend_lse, inputs) for inputs in problems]
-    log: list[tuple[str, str, int]] = []
+    log = []
     names = [f"thread{i}" for i in range(16)]
 
     def work(name, inputs):
@@ -119,7 +117,7 @@ def test_threads_do_not_disturb_each_other():
 
 
 class TestThePatternCache:
-    def misses(self, *shape: int, dtype: torch.dtype = torch.float32, **options) -> int:
+    def misses(self, *shape, dtype=torch.float32, **options):
         query, key, value = torch.zeros(3, *shape, dtype=dtype).unbind()
         before = dilkit.plan.cache_info().misses
         dilkit.dilated_attention(query, key, value, PATTERN, backend="reference", **options)
@@ -141,7 +139,7 @@ class TestThePatternCache:
         assert self.misses(1, 20, 4, 3, **options) == 1
 
     def test_a_new_backend_is_asked_at_the_next_call(self):
-        log: list[tuple[str, str, int]] = []
+        log = []
         inputs, recorder = tensors(), Recorder("reference", log)
         attend(*inputs)
         with registered(recorder):
@@ -151,8 +149,8 @@ class TestThePatternCache:
 
     def test_what_a_backend_encodes_is_kept_with_the_call(self):
         """Both passes share it; a second call encodes nothing, and a direct call of a backend has none."""
-        encoded: list[Any] = []
-        seen: list[Any] = []
+        encoded = []
+        seen = []
 
         class Encoding(Recorder):
             def encode(self, problem):

@@ -8,9 +8,8 @@ import torch
 from helpers.backends_here import on
 from helpers.calls import random_leaves
 from helpers.definition import brute_force_padding
-from helpers.strategies import Heads, patterns_with_heads
+from helpers.strategies import patterns_with_heads
 from hypothesis import given, settings, strategies as st
-from torch import Tensor
 
 from dilkit import Pattern, PatternError, dilated_attention
 
@@ -19,7 +18,7 @@ SEQ, HEADS = 41, 6
 """No multiple of a segment, nor of a rate; and heads that are none of the last rate."""
 
 
-def tensors(seq: int = SEQ, heads: Heads = (HEADS, HEADS), seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+def tensors(seq=SEQ, heads=(HEADS, HEADS), seed=0, dtype=torch.float64):
     return random_leaves(*((2, seq, h, 5) for h in (heads[0], heads[1], heads[1])), seed=seed, dtype=dtype)
 
 

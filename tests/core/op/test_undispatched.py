@@ -7,7 +7,6 @@ import pytest
 import torch
 from helpers.calls import Recorder, attend, gradients, tensors
 from helpers.fakes import registered
-from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -75,7 +74,7 @@ def test_odd_tensors_are_left_to_the_dispatcher(make):
 
 
 def test_what_needs_no_dispatcher():
-    answers: list[bool] = []
+    answers = []
     for context in (contextlib.nullcontext, torch.no_grad, torch.inference_mode):
         with context():
             answers.append(undispatched((X, torch.zeros(2), torch.nn.Parameter(torch.zeros(2)), None, (1.0, X))))
@@ -106,7 +105,7 @@ def test_both_ways_give_the_same_bits(backend):
 
 
 class Learned(Recorder):
-    def forward(self, *arguments) -> tuple[Tensor, Tensor]:
+    def forward(self, *arguments):
         out, lse = super().forward(*arguments)
         return out * torch.ones((), requires_grad=True), lse
 
@@ -122,7 +121,7 @@ SHAPE = 1, 6, 4, 8
 
 
 def test_a_key_says_where_tensors_are():
-    """A tensor in a tuple, and one that is missing, are others than one in the place of the next."""
+    """A tensor in a tuple, and one that is missing, are others than one in place of the next."""
     placed = [(X, X, X, X, None), (X, X, X, None, X), (X, X, X, (X,), None), (X, X, X, (None, X)), (X, X, X, (X, None))]
     assert len({call_key(inputs) for inputs in placed}) == len(placed)
     assert call_key((X, X, X[..., :3])) is None  # which is filled up before

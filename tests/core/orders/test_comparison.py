@@ -4,11 +4,11 @@ from math import prod
 
 import pytest
 
-from dilkit import LocalityReport, locality_report
+from dilkit import locality_report
 from dilkit.orders.comparison import curve_orders, reading, segment_tile
 
 
-def figures(shape: tuple[int, ...], length: int, rates: tuple[int, ...] = (2, 8), **options) -> dict[str, LocalityReport]:
+def figures(shape, length, rates=(2, 8), **options):
     return {curve: locality_report(one, length, rates, **options) for curve, one in curve_orders(shape, length).items()}
 
 

@@ -19,7 +19,7 @@ GUARD = 64
 MARK = -77
 
 
-def written(engine, count: int, *arguments, dtype=np.int32, start: int = 0) -> np.ndarray:
+def written(engine, count, *arguments, dtype=np.int32, start=0):
     room = np.full(count + 3 * GUARD, MARK, dtype)
     first = -(room.ctypes.data // room.itemsize) % (64 // room.itemsize) + GUARD + start
     out = room[first : first + count]
@@ -29,42 +29,42 @@ def written(engine, count: int, *arguments, dtype=np.int32, start: int = 0) -> n
     return out
 
 
-def hilbert(ndim: int, bits: int, **options) -> np.ndarray:
+def hilbert(ndim, bits, **options):
     return written(_curves.hilbert, 1 << ndim * bits, ndim, bits, **options)
 
 
-def morton(shape: tuple[int, ...], **options) -> np.ndarray:
+def morton(shape, **options):
     return written(_curves.morton, prod(shape), shape, **options)
 
 
-def tiles(shape: tuple[int, ...], tile: tuple[int, ...], **options) -> np.ndarray:
+def tiles(shape, tile, **options):
     return written(_curves.tiles, prod(shape), shape, tile, **options)
 
 
-def snake(shape: tuple[int, ...]) -> np.ndarray:
+def snake(shape):
     return curve_permutation(shape, "snake", None, 0)
 
 
-def inverse(perm: np.ndarray) -> np.ndarray:
+def inverse(perm):
     return written(lambda out: _curves.invert(perm, out), len(perm), dtype=perm.dtype)
 
 
 @cache
-def oracle(ndim: int, bits: int) -> np.ndarray:
+def oracle(ndim, bits):
     return np.argsort(skilling(np.indices((1 << bits,) * ndim).reshape(ndim, -1).T, bits))
 
 
-def morton_by_sorting(shape: tuple[int, ...]) -> np.ndarray:
+def morton_by_sorting(shape):
     return np.argsort(interleaved(np.indices(shape).reshape(len(shape), -1).T, max(shape).bit_length()))
 
 
-def tiles_by_sorting(shape: tuple[int, ...], tile: tuple[int, ...]) -> np.ndarray:
+def tiles_by_sorting(shape, tile):
     grid = np.indices(shape).reshape(len(shape), -1)
     which = [cells // side for cells, side in zip(grid, tile, strict=True)]
     return np.lexsort([*grid[::-1], *which[::-1]])
 
 
-def steps(perm: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def steps(perm, shape):
     return np.abs(np.diff(np.stack(np.unravel_index(perm, shape)), axis=1)).sum(0)
 
 

@@ -4,13 +4,12 @@ import json
 from dataclasses import asdict
 from itertools import product
 from math import dist, prod
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dilkit import TokenOrder, locality_report, order
+from dilkit import locality_report, order
 from dilkit.orders import locality
 
 CURVES = ("row-major", "snake", "tile", "morton", "hilbert")
@@ -30,21 +29,21 @@ def test_how_many_blocks_a_window_needs(shape, window, curve, tile, printed):
     assert (report.blocks, report.blocks_measured) == (prod(shape) // 128, prod(shape) // 128)
 
 
-def tokens_of(given: TokenOrder) -> list[tuple[int, tuple[int, ...]]]:
+def tokens_of(given):
     """(place in the sequence, cell) of every token of the grid."""
     cells = [int(i) - given.extra_tokens for i in given.perm[given.extra_tokens :]]
     return [(given.extra_tokens + d, tuple(int(x) for x in np.unravel_index(cell, given.shape))) for d, cell in enumerate(cells)]
 
 
-def segments_of(given: TokenOrder, length: int, first: int) -> list[list[tuple[int, tuple[int, ...]]]]:
+def segments_of(given, length, first):
     """(place in its segment, cell) of the tokens of each segment; a segment ends before token `first`, and every `length` on."""
-    found: dict[int, list[Any]] = {}
+    found = {}
     for place, cell in tokens_of(given):
         found.setdefault((place + length - first) // length, []).append(((place + length - first) % length, cell))
     return list(found.values())
 
 
-def weights(axes: int, k: int) -> dict[tuple[int, ...], float]:
+def weights(axes, k):
     reach = {1: 24, 2: 5, 3: 3}[axes]
     steps = sorted((s for s in product(range(-reach, reach + 1), repeat=axes) if any(s)), key=lambda s: sum(x * x for x in s))
     squares = [sum(x * x for x in s) for s in steps]
@@ -56,7 +55,7 @@ def weights(axes: int, k: int) -> dict[tuple[int, ...], float]:
 WEIGHTS = {(axes, k): weights(axes, k) for axes in (1, 2, 3) for k in (8, 48)}
 
 
-def near(segments: list[list[Any]], shape: tuple[int, ...], k: int) -> float:
+def near(segments, shape, k):
     """The share of pairs of neighbours in one segment. Sides of one cell are no dimension."""
     wide = [axis for axis, side in enumerate(shape) if side > 1]
     segment = {tuple(cell[a] for a in wide): s for s, cells in enumerate(segments) for _, cell in cells}
@@ -69,13 +68,13 @@ def near(segments: list[list[Any]], shape: tuple[int, ...], k: int) -> float:
     return same / pairs if pairs else 1.0
 
 
-def diameter(segments: list[list[Any]]) -> float:
+def diameter(segments):
     longest = max(map(len, segments))
     boxes = [np.ptp([cell for _, cell in cells], 0) for cells in segments if len(cells) == longest]
     return float(np.mean([np.sqrt((box**2).sum()) for box in boxes]))
 
 
-def distances(segments: list[list[Any]], rate: int, offset: int) -> list[float]:
+def distances(segments, rate, offset):
     found = []
     for cells in segments:
         kept = [cell for place, cell in cells if place % rate == offset]
@@ -83,8 +82,8 @@ def distances(segments: list[list[Any]], rate: int, offset: int) -> list[float]:
     return found
 
 
-def active(given: TokenOrder, window: tuple[int, ...], block: int) -> float:
-    needed: dict[int, set[int]] = {}
+def active(given, window, block):
+    needed = {}
     everything = tokens_of(given)
     for (place, cell), (there, other) in product(everything, everything):
         if all(abs(a - b) <= side // 2 for a, b, side in zip(cell, other, window, strict=True)):
@@ -92,13 +91,13 @@ def active(given: TokenOrder, window: tuple[int, ...], block: int) -> float:
     return sum(map(len, needed.values())) / len(needed)
 
 
-def shapes() -> st.SearchStrategy[tuple[int, ...]]:
+def shapes():
     sides = {1: 40, 2: 8, 3: 4}
     return st.integers(1, 3).flatmap(lambda axes: st.tuples(*[st.integers(1, sides[axes])] * axes))
 
 
 @st.composite
-def orders(draw: st.DrawFn) -> TokenOrder:
+def orders(draw):
     shape, curve = draw(shapes()), draw(st.sampled_from(CURVES))
     tile = tuple(draw(st.integers(1, side)) for side in shape) if curve == "tile" else None
     return order(shape, curve, tile=tile, extra_tokens=draw(st.sampled_from([0, 0, 1, 5])))

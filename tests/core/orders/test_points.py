@@ -20,7 +20,7 @@ MIDDLE = DTYPES[2:6]
 
 
 @pytest.fixture(params=_points.instruction_sets())
-def isa(request, monkeypatch) -> str:
+def isa(request, monkeypatch):
     monkeypatch.setenv("DILKIT_CPU_ISA", request.param)
     return request.param
 
@@ -28,7 +28,7 @@ def isa(request, monkeypatch) -> str:
 ORACLES = {"hilbert": skilling, "morton": interleaved}
 
 
-def some_points(ndim: int, bits: int, count: int) -> np.ndarray:
+def some_points(ndim, bits, count):
     points = np.random.default_rng(bits * 7 + ndim).integers(0, 2**bits, (count, ndim))
     points[: min(count, 1)] = 2**bits - 1
     points[1:2] = 0
@@ -206,7 +206,7 @@ def test_floating_point_clouds_are_sorted_by_cells():
     assert np.array_equal(sort_points(tuple(cloud.T), cell=0.1).perm, expected)
 
 
-def exact_order(points: np.ndarray, cell: float) -> list[int]:
+def exact_order(points, cell):
     axes = [[Fraction(x) for x in axis] for axis in points.T.tolist()]
     cells = [[floor((x - min(axis)) / Fraction(cell)) for x in axis] for axis in axes]
     return np.argsort(encode(np.array(cells).T), kind="stable").tolist()

@@ -160,7 +160,7 @@ def test_the_wrong_length_names_both_and_the_extra_tokens():
         made.apply(torch.zeros(2, 17))
     with pytest.raises(ValueError, match=r"x has 16 tokens along dim 0, but the order is of 18.*extra_tokens=0 fits"):
         order((4, 4), extra_tokens=2).restore(np.zeros(16), dim=0)
-    with pytest.raises(ValueError, match=r"x has 5 tokens .* use an order of the grid that these tokens come from"):
+    with pytest.raises(ValueError, match=r"x has 5 tokens .* use an order of these tokens: of the grid"):
         made.apply(torch.zeros(2, 5))
 
 

@@ -8,8 +8,6 @@ import torch
 from helpers.calls import differentiated, encode_call, random_leaves, starts_of
 from helpers.fakes import Fake, registered
 from helpers.pairwise import every_pair
-from helpers.strategies import Heads
-from torch import Tensor
 
 from dilkit import GlobalTokens, Pattern, Problem, SlidingWindow, Strided, dilated_attention, dilated_attention_varlen
 from dilkit.backends.native.backend import _instruction_sets
@@ -23,11 +21,11 @@ RAGGED = [0, 5, 70, 0, 1, 300, 17, 0]
 ABLE = ["native", "sdpa", "reference"]
 
 
-def tensors(total: int, heads: Heads = (4, 2), seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+def tensors(total, heads=(4, 2), seed=0, dtype=torch.float64):
     return random_leaves(*((total, h, 6) for h in (heads[0], heads[1], heads[1])), seed=seed, dtype=dtype)
 
 
-def one_by_one(lengths: list[int], pattern: Pattern, **options):
+def one_by_one(lengths, pattern, **options):
     def attend(*qkv):
         cuts = list(pairwise(starts_of(lengths).tolist()))
         parts = [dilated_attention(*(x[None, s:t] for x in qkv), pattern, return_lse=True, **options) for s, t in cuts]
@@ -36,7 +34,7 @@ def one_by_one(lengths: list[int], pattern: Pattern, **options):
     return attend
 
 
-def packed(lengths, pattern: Pattern, **options):
+def packed(lengths, pattern, **options):
     return lambda *qkv: dilated_attention_varlen(*qkv, pattern, starts_of(lengths), return_lse=True, **options)
 
 
@@ -67,7 +65,7 @@ def test_nothing_but_empty_sequences(backend, lengths):
 def test_thousands_of_sequences_take_one_call_of_the_kernel(monkeypatch):
     from dilkit.backends.native import _native
 
-    calls: list[int] = []
+    calls = []
     counting = SimpleNamespace(EncodedProblem=_native.EncodedProblem, instruction_sets=_native.instruction_sets)
     counting.forward = lambda *arguments: calls.append(1) or _native.forward(*arguments)
     monkeypatch.setattr("dilkit.backends.native.backend._kernel", lambda: counting)

@@ -1,11 +1,8 @@
 """`dilated_attention_varlen` under torch.compile with changing lengths, autocast, vmap, and torch's own checks of operators."""
 
-from collections import Counter
-
 import pytest
 import torch
 from helpers.calls import NEEDS_COMPILER, TORCH_WARNS, encode_call, starts_of
-from torch import Tensor
 
 from dilkit import DilatedAttention, MultiheadDilatedAttention, Pattern, dilated_attention_varlen
 from dilkit.op.operators import backward_op, forward_op
@@ -14,7 +11,7 @@ PATTERN = Pattern([8, 16], [1, 2])
 pytestmark = [pytest.mark.usefixtures("fresh_compiler"), TORCH_WARNS]
 
 
-def tensors(total: int, **options) -> list[Tensor]:
+def tensors(total, **options):
     return [torch.randn(total, heads, 8, **options) for heads in (4, 2, 2)]
 
 
@@ -29,7 +26,7 @@ def test_opcheck(max_seqlen):
 
 
 @pytest.fixture
-def stats() -> Counter[str]:
+def stats():
     torch._dynamo.utils.counters.clear()
     return torch._dynamo.utils.counters["stats"]
 

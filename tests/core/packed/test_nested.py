@@ -3,7 +3,6 @@
 import pytest
 import torch
 from helpers.calls import TORCH_WARNS, starts_of
-from torch import Tensor
 
 from dilkit import DilatedAttention, DilatedCache, MultiheadDilatedAttention, Pattern, dilated_attention, dilated_attention_varlen
 
@@ -12,15 +11,15 @@ LENGTHS = [13, 0, 1, 30]
 CU = starts_of(LENGTHS)
 
 
-def jagged(x: Tensor, offsets: Tensor = CU) -> Tensor:
+def jagged(x, offsets=CU):
     return torch.nested.nested_tensor_from_jagged(x, offsets)
 
 
-def rows(heads: int = 4, seed: int = 0, **options) -> Tensor:
+def rows(heads=4, seed=0, **options):
     return torch.randn(44, heads, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed), **options)
 
 
-def inputs() -> list[Tensor]:
+def inputs():
     return [rows(4), rows(2, 1), rows(2, 2)]
 
 

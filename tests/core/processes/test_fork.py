@@ -7,7 +7,6 @@ parent's main thread has used several OpenMP threads; dilkit must not add to tha
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint
 from types import SimpleNamespace
@@ -26,7 +25,7 @@ SHORT = 20.0
 
 
 @contextmanager
-def halfway(thread: threading.Thread, inside: threading.Event, go_on: threading.Event) -> Iterator[None]:
+def halfway(thread, inside, go_on):
     thread.start()
     try:
         assert inside.wait(SHORT)
@@ -37,19 +36,19 @@ def halfway(thread: threading.Thread, inside: threading.Event, go_on: threading.
 
 
 @pytest.fixture
-def inside() -> threading.Event:
+def inside():
     return threading.Event()
 
 
 @pytest.fixture
-def go_on() -> threading.Event:
+def go_on():
     return threading.Event()
 
 
 class Slow(Backend):
     name, limits = "slow", Limits(devices=frozenset())
 
-    def __init__(self, inside: threading.Event):
+    def __init__(self, inside):
         inside.set()
         time.sleep(0.3)
 
@@ -73,13 +72,13 @@ def test_a_fork_waits_until_backends_are_loaded(inside, monkeypatch):
 class SlowKey:
     """A key of the cache. Another thread stops in its second comparison, where it has the lock."""
 
-    def __init__(self, inside: threading.Event, go_on: threading.Event):
+    def __init__(self, inside, go_on):
         self.events, self.compared = (inside, go_on), 0
 
-    def __hash__(self) -> int:
+    def __hash__(self):
         return 1
 
-    def __eq__(self, other) -> bool:
+    def __eq__(self, other):
         inside, go_on = self.events
         self.compared += 1
         if self.compared == 2:

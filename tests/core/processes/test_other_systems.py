@@ -60,7 +60,7 @@ SYSTEMS = {
         "win32",
     ),
 }
-"""Of each: modules, names of `os` and of `signal`, and extensions that it lacks, and its name."""
+"""For each system: modules, names of `os` and of `signal`, and extensions that it lacks, and its name."""
 
 USE = f"""
 import dilkit
@@ -101,7 +101,7 @@ except OSError as error:
 """
 
 
-def said(system: str) -> dict[str, str]:
+def said(system):
     done = in_subprocess("-c", HIDE.replace("{hidden!r}", repr(SYSTEMS[system])) + USE)
     assert done.returncode == 0, done.stderr
     return dict(line.split(" ", 1) for line in done.stdout.splitlines() if not line.startswith("{"))
@@ -129,7 +129,7 @@ def test_what_is_built_on_windows(monkeypatch):
     with mock.patch("setuptools.setup"), mock.patch("Cython.Build.cythonize", lambda given, **_: given):
         found = list(runpy.run_path("setup.py")["extensions"]())
     names = "_cache op._facts orders._locality backends.tiles._tiles comm.passes._rows decoding._checked decoding._kept_tokens"
-    names += " decoding._pages decoding._tables"
+    names += " decoding._streams decoding._tables"
     assert {extension.name for extension in found} == {f"dilkit.{name}" for name in names.split()}
     assert not any(x.extra_compile_args or x.extra_link_args or len(x.sources) != 1 for x in found)
 

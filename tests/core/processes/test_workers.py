@@ -1,14 +1,12 @@
 """Workers of other processes, memory that is shared with them or cannot be written, and too little of it."""
 
 import resource
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from helpers.forks import in_child
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from dilkit import Pattern, dilated_attention
@@ -18,7 +16,7 @@ BACKENDS = ["native", "sdpa", "reference"]
 
 
 @pytest.fixture
-def one_thread() -> Iterator[None]:
+def one_thread():
     """Children of a process that has used several may hang in operators of torch."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -26,11 +24,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def attend(x: Tensor, backend: str | None = None) -> Tensor:
+def attend(x, backend=None):
     return dilated_attention(x, x, x, PATTERN, backend=backend)
 
 
-def with_gradient(x: Tensor, backend: str | None = None) -> tuple[Tensor, Tensor]:
+def with_gradient(x, backend=None):
     leaf = x.detach().requires_grad_()
     out = attend(leaf, backend)
     return out.detach(), torch.autograd.grad(out.square().sum(), leaf)[0]
@@ -40,10 +38,10 @@ class Items(Dataset):
     def __init__(self):
         self.x = torch.randn(3, 600, 2, 16, generator=torch.Generator().manual_seed(0))
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.x)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, index):
         return with_gradient(self.x[index : index + 1])
 
 

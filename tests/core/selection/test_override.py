@@ -3,7 +3,6 @@
 import asyncio
 import contextvars
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -17,12 +16,12 @@ from dilkit.selector import requested_backends, select, use_backend
 PATTERN = Pattern([16, 32], [1, 2])
 
 
-def problem() -> Problem:
+def problem():
     return Problem(pattern=PATTERN, seq=64, heads=4, head_dim=64, device=Device.assume("cpu"))
 
 
 @pytest.fixture
-def three(monkeypatch) -> Iterator[None]:
+def three(monkeypatch):
     monkeypatch.delenv("DILKIT_BACKEND", raising=False)
     nothing = Limits(dtypes=frozenset(), max_head_dim=0)
     names = {"one": 100, "two": 50, "none": 200}
@@ -33,7 +32,7 @@ def three(monkeypatch) -> Iterator[None]:
         dilkit.unregister_backend(name)
 
 
-def chosen(argument=None) -> str:
+def chosen(argument=None):
     return select(problem(), requested_backends(argument)).name
 
 
@@ -79,25 +78,25 @@ def test_a_block_ends_with_an_exception_too():
 
 @pytest.mark.usefixtures("three")
 def test_a_block_holds_for_its_thread_and_its_task_only():
-    seen: list[str] = []
+    seen = []
     with use_backend("two"):
         thread = threading.Thread(target=lambda: seen.append(chosen()))
         thread.start()
         thread.join()
     assert seen == ["one"]
 
-    async def task(name: str) -> str:
+    async def task(name):
         with use_backend(name):
             await asyncio.sleep(0.001)
             return chosen()
 
-    async def tasks() -> list[str]:
+    async def tasks():
         return await asyncio.gather(task("two"), task("one"), task("two"))
 
     assert asyncio.run(tasks()) == ["two", "one", "two"]
 
 
-def block() -> Iterator[str]:
+def block():
     with use_backend("two"):
         yield chosen()
         yield chosen()

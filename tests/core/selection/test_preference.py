@@ -28,7 +28,7 @@ from dilkit.selection.preference_table import (
     table_preference,
 )
 from dilkit.selection.shared_keys import repetition
-from dilkit.selector import Trace, ranked, trace
+from dilkit.selector import ranked, trace
 
 A = Pattern([2048, 4096, 8192, 16384, 32768], [1, 2, 4, 8, 16])
 C = Pattern([2048, 8192, 32768, 131072, 524288], [1, 4, 16, 64, 256])
@@ -38,21 +38,21 @@ BLOCKS = Pattern.of(BlockSparse.local_global(1024, 128))
 GPUS = ["sm_{}{}".format(*generation.capability) for generation in GENERATIONS]
 
 
-def problem(device: str, dtype: str = "float16", **options) -> Problem:
+def problem(device, dtype="float16", **options):
     options = dict(pattern=BRANCHES, seq=2**17, heads=16, head_dim=64) | options
     return Problem(device=Device.assume(device), dtype=dtype, **options)
 
 
-def traced(posed: Problem, cupy: bool = True) -> Trace:
+def traced(posed, cupy=True):
     with mock.patch.object(backend, "_installed", lambda module: cupy or module != "cupy"):
         return trace(posed, family(cupy), (), table_preference(posed))
 
 
-def picked(posed: Problem, cupy: bool = True) -> str | None:
+def picked(posed, cupy=True):
     return traced(posed, cupy).picked
 
 
-def why(posed: Problem, cupy: bool = True) -> str:
+def why(posed, cupy=True):
     return str(traced(posed, cupy).why)
 
 
@@ -125,7 +125,7 @@ def test_keys_whose_common_step_is_beyond_int64_are_counted(strides):
 def test_on_an_h200_the_table_picks_the_fastest_backend():
     """On its stored sweep, or one that takes 1.05 times as long at most."""
     path = Path(__file__).parents[3] / "docs/results/gpu-day-h200-preferences.json"
-    times: dict[str, dict[str, float]] = {}
+    times = {}
     for row in json.loads(path.read_text())["rows"]:
         if row["samples"]:
             times.setdefault(row["case"]["problem"], {})[row["who"]] = median(row["samples"])
@@ -198,7 +198,6 @@ def test_whatever_the_problem_a_row_decides(capability, dtype, found, dim, seq, 
     sizes = dict(pattern=pattern, seq=seq, heads=heads, kv_heads=kv_heads, head_dim=dim, key_padding_mask=mask)
     posed = problem("{}.{}".format(*capability), dtype, **sizes)
     row = row_of(posed)
-    assert row is not None
     decided = trace(posed, family(), (), table_preference(posed))
     able = [d.name for d in decided.decisions if d.verdict in ("picked", "able")]
     assert decided.picked == next(name for name in row.order if name in able)

@@ -5,8 +5,6 @@ import os
 import re
 import sys
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +16,6 @@ from dilkit.backends.native.backend import Native
 from dilkit.backends.reference import Reference
 from dilkit.bias.form import BiasForm
 from dilkit.inputs import Inputs
-from dilkit.pattern import Branch
 from dilkit.selection import proof, proving
 from dilkit.selector import NoBackendError, select
 from dilkit.testing.conformance import check
@@ -29,25 +26,25 @@ ON_CUDA = Limits(devices=frozenset({"cuda"}))
 
 
 class Proven(Fake):
-    def __init__(self, name: str = "proven", priority: int = 100, driver: str = "driver 1"):
+    def __init__(self, name="proven", priority=100, driver="driver 1"):
         super().__init__(name, priority, ON_CUDA)
         self.driver = driver
 
-    def proof_facts(self, problem: Problem) -> tuple[str, ...]:
+    def proof_facts(self, problem):
         return self.name, problem.device.name, self.driver, problem.dtype
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("DILKIT_CUDA_CACHE", str(tmp_path / "cuda"))
     monkeypatch.setattr(proof, "_proofs", {})
     return tmp_path / "cuda"
 
 
 @pytest.fixture
-def asked(monkeypatch) -> list[dict[str, Any]]:
-    """The requests of proofs that were made; they find what `wrong` says of the backend's name."""
-    requests: list[dict[str, Any]] = []
+def asked(monkeypatch):
+    """The requests of proofs that were made; they find the entry of `wrong` for the backend's name."""
+    requests = []
 
     def outcome(command):
         requests.append(json.loads(command[-1]))
@@ -57,7 +54,7 @@ def asked(monkeypatch) -> list[dict[str, Any]]:
     return requests
 
 
-def problem(**options) -> Problem:
+def problem(**options):
     sizes = dict(pattern=Pattern([64], [1]), seq=256, heads=2, head_dim=32, dtype="float16", device=GPU)
     return Problem(**sizes | options)
 
@@ -282,11 +279,11 @@ def test_steps_are_proven_with_each_pattern_and_kind_of_cache(factor, complaints
     assert capsys.readouterr().out.count("off by") == complaints
 
 
-def wider(branch: Branch) -> Branch:
+def wider(branch):
     return replace(branch, window=branch.window + branch.dilation_rate) if isinstance(branch, SlidingWindow) else branch
 
 
-def without_reading(branch: Branch) -> Branch:
+def without_reading(branch):
     return GlobalTokens(branch.tokens, "read") if isinstance(branch, GlobalTokens) else branch
 
 

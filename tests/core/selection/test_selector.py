@@ -6,14 +6,14 @@ from itertools import product
 import pytest
 from helpers.fakes import Fake
 
-from dilkit import Backend, Device, DilatedSegment, GlobalTokens, Limits, Pattern, Problem, SlidingWindow
+from dilkit import Device, DilatedSegment, GlobalTokens, Limits, Pattern, Problem, SlidingWindow
 from dilkit.registry import Broken
 from dilkit.selector import trace
 
 PATTERN = Pattern([16, 32], [1, 2])
 
 
-def fakes(*backends: Backend | Broken) -> dict[str, Backend | Broken]:
+def fakes(*backends):
     return {b.name: b for b in backends}
 
 
@@ -34,7 +34,7 @@ FAMILY = fakes(
 )
 
 
-def problem(device: str = "cpu", **options) -> Problem:
+def problem(device="cpu", **options):
     options = {"pattern": PATTERN, "seq": 64, "heads": 4, "head_dim": 64, "dtype": "float16", **options}
     return Problem(device=Device.assume(device), **options)
 
@@ -82,7 +82,7 @@ def test_a_missing_module_is_a_reason_and_nothing_is_imported():
 
 
 class Gone(BaseException):
-    """What is no Exception."""
+    """A BaseException that is no Exception."""
 
 
 NONSENSE = [ZeroDivisionError("x"), SystemExit(1), NotImplementedError(), Gone("far away"), None, 3]

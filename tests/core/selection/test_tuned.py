@@ -2,9 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,12 +22,12 @@ PROBLEM = Problem(pattern=Pattern([16, 32], [1, 2]), seq=64, heads=4, head_dim=8
 HERE = tuned.setup_of(PROBLEM.device)
 
 
-def entry(problem: Problem = PROBLEM, setup: TunedSetup = HERE, **seconds: float) -> TunedEntry:
+def entry(problem=PROBLEM, setup=HERE, **seconds):
     return TunedEntry(setup, tuned.shape_of(problem), tuple((seconds or dict(reference=0.1, native=0.2)).items()))
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch) -> Iterator[Path]:
+def file(tmp_path, monkeypatch):
     path = tmp_path / "dilkit" / "tuned.json"
     path.parent.mkdir()
     monkeypatch.delenv(TUNED.name, raising=False)
@@ -40,7 +38,7 @@ def file(tmp_path: Path, monkeypatch) -> Iterator[Path]:
     tuned.read_again()
 
 
-def write(path: Path, *entries: TunedEntry):
+def write(path, *entries):
     path.write_text(to_text(entries))
     tuned.read_again()
 
@@ -81,7 +79,7 @@ def test_the_measured_order_is_gone_by(file):
 
 
 def test_the_operator_goes_by_it(file):
-    used: list[tuple[str, str, int]] = []
+    used = []
     with registered(Recorder("seen", used)):
         x = torch.randn(1, 64, 4, 8)
         dilkit.dilated_attention(x, x, x, PROBLEM.pattern)

@@ -355,5 +355,5 @@ def test_coordinates_of_no_slide_or_of_another_are_refused(tmp_path):
         ReadSettings(coords=tmp_path / "none")
     path = h5_file(tmp_path / "a.h5", {}, features=slide(N)[0][0].numpy(), coords=(cells() * TILE).int().numpy())
     h5_file(options["coords"] / "a.h5", {}, coords=cells().numpy() * 256)
-    with pytest.raises(ValueError, match="its coords are not those of the file with its coordinates"):
+    with pytest.raises(ValueError, match="its coords differ from those of the file with its coordinates"):
         read_header(path, **options)

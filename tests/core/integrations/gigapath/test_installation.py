@@ -1,11 +1,10 @@
-"""GigaPath's `create_model` and what `install` puts in the place of its package: arguments, callers, and how that is undone."""
+"""GigaPath's `create_model` and what `install` puts in place of its package: arguments, callers, and how that is undone."""
 
 import importlib
 import inspect
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -32,8 +31,8 @@ PACKAGES = ("gigapath", "flash_attn", "torchscale")
 
 
 @pytest.fixture
-def files(tmp_path: Path, monkeypatch) -> dict[str, Path]:
-    """Write random weights by architecture; a stand-in for huggingface_hub returns them by repository."""
+def files(tmp_path, monkeypatch):
+    """Write random weights by architecture; a substitute for huggingface_hub returns them by repository."""
     files = {}
     for seed, (arch, config) in enumerate(NARROW.items()):
         torch.manual_seed(seed)
@@ -51,7 +50,7 @@ def files(tmp_path: Path, monkeypatch) -> dict[str, Path]:
 
 
 @pytest.fixture
-def not_installed() -> Iterator[None]:
+def not_installed():
     """Neither package is installed, and what a test imports or installs is gone after it."""
     finders = [*sys.meta_path]
     with pytest.MonkeyPatch.context() as patch:
@@ -193,7 +192,7 @@ CALLERS = {
 }
 
 
-def texts(call: Callable[[], Any]) -> tuple[Any, list[str]]:
+def texts(call):
     """Return the result of `call` and the texts of its warnings, which must point to this file."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -234,7 +233,7 @@ def create_model(pretrained, model_arch, in_chans, local_dir="there", **kwargs):
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch):
+def installed(tmp_path, monkeypatch):
     """Install GigaPath's package: its encoder, the module that looks for flash-attn, and another one."""
     component = tmp_path / "gigapath" / "torchscale" / "component"
     component.mkdir(parents=True)

@@ -1,13 +1,10 @@
-"""What `install` patches, when, and how that is undone."""
+"""Patches of `install`: of what, when, and undone."""
 
 import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -29,14 +26,14 @@ FORKS = ("torchscale", "xtuner.model.torchscale", "my_torchscale")
 
 
 @pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
+def nothing_left():
     before = [*sys.meta_path]
     yield
     assert sys.meta_path == before
 
 
 @pytest.fixture(params=FORKS)
-def fork(request, tmp_path: Path, monkeypatch) -> Iterator[str]:
+def fork(request, tmp_path, monkeypatch):
     folder = tmp_path.joinpath(*request.param.split("."), "component")
     folder.mkdir(parents=True)
     (folder / "dilated_attention.py").write_text(SOURCE)
@@ -46,7 +43,7 @@ def fork(request, tmp_path: Path, monkeypatch) -> Iterator[str]:
         del sys.modules[name]
 
 
-def is_patched(kind: type[Any]) -> bool:
+def is_patched(kind):
     return hasattr(kind.forward, "__wrapped__")
 
 
@@ -67,7 +64,6 @@ def test_a_module_that_is_loaded_later_is_patched(fork):
         assert is_patched(kind := module.DilatedAttention)
         assert kind.forward.__doc__ == "torchscale's own."
         assert inspect.getsource(module) == SOURCE
-        assert module.__spec__ is not None
         assert module.__loader__ is module.__spec__.loader
         assert type(module.__loader__).__name__ == "SourceFileLoader"
         assert is_patched(importlib.reload(module).DilatedAttention)
@@ -80,7 +76,6 @@ def test_a_module_that_is_loaded_later_is_patched(fork):
 def test_a_module_that_is_looked_for_only(fork):
     with install():
         spec = importlib.util.find_spec(fork)
-        assert spec is not None
         assert spec.loader.get_source(fork) == SOURCE
         assert importlib.util.find_spec(fork.replace("dilated", "other")) is None
     module = importlib.util.module_from_spec(spec)
@@ -108,7 +103,7 @@ def test_segment_lengths_that_numpy_2_writes_are_evaluated(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("fork", ["torchscale"], indirect=True)
 def test_a_later_version_is_compared_at_its_first_call(fork, monkeypatch, tmp_path, capsys):
-    asked: list[str] = []
+    asked = []
 
     def outcome(command):
         asked.append(command[-1])

@@ -2,7 +2,6 @@
 
 import sys
 import warnings
-from collections.abc import Iterator
 from itertools import pairwise
 from types import ModuleType
 
@@ -11,12 +10,11 @@ import torch
 import torch.distributed as dist
 from helpers import launch
 from helpers.torchscale_peer import CHECKOUTS, PEERS, PUBLISHED, by_the_oracle, loaded
-from torch import Tensor, nn
+from torch import nn
 
 from dilkit import Alibi, DilatedAttention, MultiheadDilatedAttention, Pattern, order
-from dilkit.comm import Comm
 from dilkit.integrations.torchscale import install
-from dilkit.integrations.torchscale.install import MaskMemory
+from dilkit.integrations.torchscale.install import _hides
 from dilkit.integrations.torchscale.proving import layer
 
 EVERY_PEER = pytest.mark.parametrize("peer", PEERS, indirect=True)
@@ -35,7 +33,7 @@ PATTERNS = {
 CASES = pytest.mark.parametrize("case", PATTERNS.values(), ids=PATTERNS)
 
 
-def both(made, *inputs: Tensor, **options) -> tuple[Tensor, Tensor]:
+def both(made, *inputs, **options):
     own, none = made(*inputs, **options)
     with install():
         found, nothing = made(*inputs, **options)
@@ -43,7 +41,7 @@ def both(made, *inputs: Tensor, **options) -> tuple[Tensor, Tensor]:
     return own, found
 
 
-def difference(a: Tensor, b: Tensor) -> float:
+def difference(a, b):
     assert a.shape == b.shape
     return float((a.detach().double() - b.detach().double()).abs().max())
 
@@ -74,13 +72,13 @@ def test_exact_tails_differ_where_there_is_padding_alone(peer):
             assert least <= difference(made(x, x, x)[0], own) <= most
 
 
-def gradients(made, x: Tensor, call) -> dict[str, Tensor]:
+def gradients(made, x, call):
     wanted = {"x": x, **{name: p for name, p in made.named_parameters() if name != "k_proj.bias"}}  # whose gradient is 0
     weights = torch.linspace(-1, 1, x.numel(), dtype=x.dtype).view_as(x)
     return dict(zip(wanted, torch.autograd.grad((call(x) * weights).sum(), [*wanted.values()]), strict=True))
 
 
-def off(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
+def off(found, exact):
     return {name: float((found[name] - e).norm() / e.norm()) for name, e in exact.items()}
 
 
@@ -102,7 +100,7 @@ def test_gradients_are_those_of_one_softmax(peer, rows):
 
 
 @pytest.fixture
-def warned() -> Iterator[list[warnings.WarningMessage]]:
+def warned():
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         yield found
@@ -211,7 +209,7 @@ def test_adapters_and_hooks_are_refused(peer):
         MultiheadDilatedAttention.from_torchscale(made)
 
 
-def patched(comm: Comm, peer: str):
+def patched(comm, peer):
     with loaded(peer) as kind:
         if peer == "published":
             utils = sys.modules[PUBLISHED.replace("dilated_attention", "utils")] = ModuleType("utils")
@@ -249,7 +247,7 @@ LENGTHS, RATIOS = [8, 16, 32], [1, 2, 4]
 class Turn(nn.Module):
     """Stands in for xPos: what it does to a row depends on the row's position alone."""
 
-    def forward(self, x: Tensor, offset: int = 0, downscale: bool = False) -> Tensor:
+    def forward(self, x, offset=0, downscale=False):
         assert x.dim() == 3
         angle = torch.arange(offset, offset + x.shape[1], dtype=x.dtype)[:, None] / 3
         first, second = x.chunk(2, -1)
@@ -257,11 +255,11 @@ class Turn(nn.Module):
         return turned / 2 if downscale else turned
 
 
-def rows(count: int, batch: int = 2) -> Tensor:
+def rows(count, batch=2):
     return torch.randn(batch, count, 32, dtype=torch.float64)
 
 
-def close(found: Tensor, expected: Tensor):
+def close(found, expected):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
@@ -292,21 +290,21 @@ class Elsewhere(torch.Tensor):
 
 def test_a_mask_is_looked_at_once_where_that_takes_waiting(monkeypatch):
     monkeypatch.setattr(Elsewhere, "looks", 0)
-    memory, mask = MaskMemory(), torch.zeros(2, 43, dtype=torch.bool).as_subclass(Elsewhere)
-    assert [memory.hides(mask) for _ in range(12)] == [False] * 12
+    mask = torch.zeros(2, 43, dtype=torch.bool).as_subclass(Elsewhere)
+    assert [_hides(mask) for _ in range(12)] == [False] * 12
     assert Elsewhere.looks == 1
     mask[1, 3] = True
-    assert [memory.hides(mask) for _ in range(12)] == [True] * 12
+    assert [_hides(mask) for _ in range(12)] == [True] * 12
     assert Elsewhere.looks == 2
     here = torch.zeros(2, 43, dtype=torch.bool)
-    assert memory.hides(here.as_subclass(Elsewhere)) is False
+    assert _hides(here.as_subclass(Elsewhere)) is False
     assert Elsewhere.looks == 3
     with torch.inference_mode():  # one that cannot be remembered counts
-        assert MaskMemory().hides(torch.zeros(2, 43, dtype=torch.bool).as_subclass(Elsewhere)) is True
+        assert _hides(torch.zeros(2, 43, dtype=torch.bool).as_subclass(Elsewhere)) is True
     assert Elsewhere.looks == 3
-    assert memory.hides(here) is False
+    assert _hides(here) is False
     here.numpy()[0, 0] = True  # which torch does not notice
-    assert memory.hides(here) is True
+    assert _hides(here) is True
 
 
 @pytest.mark.parametrize("xpos", [None, Turn()], ids=["", "xpos"])

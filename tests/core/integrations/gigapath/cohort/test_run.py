@@ -1,4 +1,4 @@
-"""A run over a cohort: right embeddings and maps of attention; what is there is kept, what is not the same is made anew."""
+"""A run over a cohort: right embeddings and maps of attention; what is there is kept, what is not the same is made again."""
 
 import json
 import os
@@ -25,13 +25,13 @@ LENGTHS = (30, 7, 12, 7, 3)
 NAMES = [f"s{i}.pt" for i in range(len(LENGTHS))]
 
 
-def write_slide(path: Path, n: int, seed: int = 0, **said) -> Path:
+def write_slide(path, n, seed=0, **said):
     tiles, coords = slide(n, seed)
     torch.save({"features": tiles[0], "coords": coords[0], **said}, path)
     return path
 
 
-def cohort(folder: Path, **changes) -> tuple[list[Path], CohortJob]:
+def cohort(folder, **changes):
     (folder / "out").mkdir()
     torch.save({"model": small().state_dict()}, folder / "weights.pth")
     paths = [write_slide(folder / f"s{i}.pt", n, seed=i) for i, n in enumerate(LENGTHS)]
@@ -40,7 +40,7 @@ def cohort(folder: Path, **changes) -> tuple[list[Path], CohortJob]:
     return paths, replace(CohortJob(folder / "out", model), **changes)
 
 
-def embed(paths: list[Path], job: CohortJob, **changes) -> tuple[list[str], list[str], list[str]]:
+def embed(paths, job, **changes):
     plan = plan_cohort(paths, job)
     records, refused = embed_share(small(**changes), plan, job)
     finish(plan, job, [*plan.refused, *refused])

@@ -83,7 +83,7 @@ def test_complaints_are_counted_and_name_what_is_no_text(tmp_path):
         read_labels(tmp_path / "labels.csv")
 
 
-def labels_of(patients: list[tuple[int, str]]) -> Labels:
+def labels_of(patients):
     examples = tuple(Example(i + 2, f"s{i}", f"p{who}", label=label) for i, (who, label) in enumerate(patients))
     return Labels("labels.csv", examples, tuple(sorted({label for _, label in patients})), has_patients=True, has_splits=False)
 

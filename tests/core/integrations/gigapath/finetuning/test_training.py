@@ -12,7 +12,6 @@ from helpers.slide_tables import WIDTH, cohort, table, tiny_encoder, write_slide
 from dilkit.integrations.gigapath import ARCHITECTURES, SlideEncoderConfig, load_slide_encoder
 from dilkit.integrations.gigapath.checkpoint import read_checkpoint
 from dilkit.integrations.gigapath.finetuning import (
-    Finetuning,
     Settings,
     finetune,
     look_through,
@@ -36,7 +35,7 @@ Slides = tuple[Labels, tuple[SlideFile, ...]]
 
 
 @pytest.fixture
-def slides(tmp_path: Path) -> Slides:
+def slides(tmp_path):
     return cohort(tmp_path / "slides", survival=True)
 
 
@@ -83,7 +82,7 @@ def test_both_passes_drop_the_same(tmp_path):
     assert accumulate(model, group, objective, seed=4) != pytest.approx(after)
 
 
-def interrupted(slides: Slides, out: Path, settings: Settings, steps: int) -> Finetuning:
+def interrupted(slides, out, settings, steps):
     """Return the record of a run that ended after so many steps and went on as in another process."""
 
     def stop(step, *_):
@@ -222,6 +221,8 @@ def test_the_record_says_what_is_doubtful(tmp_path):
     assert "3 steps hardly change the weights: more epochs (--epochs 100)" in steps
     assert (record.settings.accumulate, record.settings.peak_rate, len(record.losses)) == (5, settings.peak_rate / 4, 3)
     assert SETTINGS.for_cohort(200) == (SETTINGS, [])
+    assert "--freeze" in steps
+    assert "--freeze" not in replace(settings, freeze=True).for_cohort(5)[1][1]
     assert "has no column patient: each slide was taken for a patient of its own" in patients
     assert "column site is not read" in unread
     assert (record.drawn_splits, record.has_patients, record.tiles) == (True, False, sum(range(3, 11)))
