@@ -61,7 +61,7 @@ help:
 	@echo "make simulate  the kernels in numba.cuda over every problem, in numba's simulator (an hour; ARGS='--share 1/4' a part)"
 	@echo "make peers     dilkit in the place of torchscale's own code, or of sdpa in transformers' own tests (DIR=a checkout of"
 	@echo "               torchscale, prov-gigapath, transformers or flash-attention, whose tests it runs; ARGS='--only llama' one family of its models)"
-	@echo "make lint      ruff, mypy, and zizmor on the workflows"
+	@echo "make lint      ruff, the wording of docstrings and pages, mypy, and zizmor on the workflows"
 	@echo "make docs      write the generated parts of README.md and docs/ anew, and build the site of docs/ in site/"
 	@echo "make results   run the suites of CPUs anew, on a quiet machine (ARGS='orders ring' a part), then make docs"
 	@echo "make wheel     a wheel with its SBOM, and an sdist, in dist/, in place of what is there"
@@ -145,6 +145,7 @@ endif
 lint: $(LINT)
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
+	$(PY) .ci/wording.py
 	$(PY) .ci/type_check.py
 	$(PY) .ci/workflows.py
 

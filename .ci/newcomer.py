@@ -16,13 +16,13 @@ CXX = ("g++", "c++", "clang++")
 GCC = ("gcc", "cc")
 TOO_NEW = ("-mavx512*", "-mamx*")
 ROWS = ("Python 3.13", "LANG=C", "path", "one core", "another user")
-"""Of the matrix of surroundings, those that tests have failed in. `no C++` is not among them: here it holds always."""
+"""Rows of the matrix of surroundings in which tests have failed. `no C++` is not among them, as it always holds here."""
 VARIABLES = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 HIDDEN = ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "MAKEFLAGS", "MAKELEVEL", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
 
 
 def copy_checkout(target: Path) -> Path:
-    """What git tracks, as it is now, and what is new and not ignored."""
+    """Copy the files that git tracks, as they are now, and new ones that it does not ignore."""
     for name in filter(None, output("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")):
         if (ROOT / name).exists():
             (target / name).parent.mkdir(parents=True, exist_ok=True)

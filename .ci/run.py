@@ -64,7 +64,7 @@ class Run:
         return done
 
     def note_tests(self) -> None:
-        """Note what the plugin `helpers.shares` says of the last run of tests."""
+        """Note the report of the plugin `helpers.shares` on the last run of tests."""
         noted = self.copy / ".pytest_cache/v/dilkit/last_run"
         if noted.exists():
             last = json.loads(noted.read_text(encoding="utf-8"))

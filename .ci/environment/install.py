@@ -27,12 +27,12 @@ ROOT = Path(__file__).resolve().parents[2]
 OWN = Path(sys.prefix).resolve() == ROOT / ".venv"
 PIP = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
 BESIDE = {"test": ["mpich"], "kernels": ["nvidia-cuda-nvrtc"]}
-"""What a stage installs into a folder of its own: MPICH's wheel and Open MPI's both have a bin/mpirun, and CuPy would take
+"""Packages that a stage installs into a separate folder: MPICH's wheel and Open MPI's both have a bin/mpirun, and CuPy would take
 NVRTC of CUDA 13 in place of that of CUDA 12."""
 APART = {"ttsem": ["ttsem==0.1.0", "triton==3.8.0"]}
-"""What has the folder of its stage's name for itself: ttsem reads what one version of Triton writes."""
+"""Packages of a stage that has a folder of its name to itself: ttsem reads the output of one version of Triton."""
 OLDEST_OF_TTSEM = (3, 11)
-"""Of Python. ttsem asks for 3.12; of what 3.11 lacks it uses nothing."""
+"""Oldest Python for ttsem, which asks for 3.12 and runs on 3.11 as well."""
 
 
 def main(stage: str) -> int:
@@ -50,7 +50,7 @@ def main(stage: str) -> int:
 
 
 def requirements(stage: str) -> list[str]:
-    """What pyproject.toml says that `stage` needs."""
+    """Return the requirements of `stage` in pyproject.toml."""
     table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project = table["project"]
     if stage == "dilkit" or stage in APART:

@@ -15,7 +15,7 @@ OLDEST = (3, 10)
 
 
 def missing():
-    """What the machine lacks: pairs of what is missing and the Debian package that has it."""
+    """Return what the machine lacks, each with the Debian package that has it."""
     found = []
     version = "%d.%d" % sys.version_info[:2]  # noqa: UP031  (old Pythons read this file)
     if sys.version_info[:2] < OLDEST:
@@ -44,7 +44,7 @@ def importable(module):
 
 
 def reused():
-    """A name for the environment of this Python, made anew or not, if it is virtual, has torch and is not the checkout's own."""
+    """A name for the environment of this Python, made again or not, if it is virtual, has torch and is not the checkout's own."""
     own = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", ".venv")  # noqa: PTH100, PTH118, PTH120
     virtual = sys.prefix != sys.base_prefix and os.path.realpath(sys.prefix) != os.path.realpath(own)
     if not virtual or importlib.util.find_spec("torch") is None:

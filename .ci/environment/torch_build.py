@@ -1,4 +1,4 @@
-"""Which build of torch is installed: the one for CPUs where pip's would bring CUDA and there is no GPU.
+"""Choose the build of torch to install: the one for CPUs where pip's would bring CUDA and there is no GPU.
 
 On Linux x86-64 the default build of torch carries gigabytes of CUDA. pip cannot ask for the other one without the address of a
 package index; uv can (`--torch-backend cpu`), so it fetches torch alone, and pip does the rest. Where that does not work, pip's
@@ -34,7 +34,7 @@ def has_gpu() -> bool:
 
 
 def brings_cuda(requirement: str, constraints: tuple[str, str]) -> bool:
-    """Whether the torch that pip would choose needs CUDA's libraries; nothing but its metadata is read."""
+    """True if the torch that pip would choose needs CUDA's libraries; nothing but its metadata is read."""
     options = ("--dry-run", "--no-deps", "--ignore-installed", "--report", "-")
     done = subprocess.run((*PIP, *options, *constraints, requirement), capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -50,7 +50,7 @@ def fetched_uv(folder: str) -> "str | None":
 
 
 def installed_by_uv(uv: str, requirement: str, constraints: tuple[str, str]) -> bool:
-    """Whether uv installed torch; it gives up soon where its host is out of reach."""
+    """True if uv installed torch; it gives up soon where its host is out of reach."""
     command = (uv, "pip", "install", "--quiet", "--python", sys.executable, "--torch-backend", "cpu", "--no-deps")
     soon = {"UV_HTTP_CONNECT_TIMEOUT": "5", "UV_HTTP_RETRIES": "1"}
     return subprocess.run((*command, *constraints, requirement), env={**os.environ, **soon}, check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""Cuts a version: everything that names it is written anew, and nothing is committed or published.
+"""Cuts a version: everything that names it is written again, and nothing is committed or published.
 
     python .ci/release/cut.py 0.3.0
 

@@ -23,7 +23,7 @@ def main(wheels: list[str]) -> int:
 
 
 def add(wheel: Path) -> None:
-    """Write `wheel` anew, with the SBOM and its line in RECORD."""
+    """Write `wheel` again, with the SBOM and its line in RECORD."""
     with zipfile.ZipFile(wheel) as old:
         files = {info.filename: (info, old.read(info)) for info in old.infolist()}
     (record,) = (name for name in files if name.endswith(".dist-info/RECORD"))
